@@ -8,7 +8,7 @@ import torch
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
 from bough.kernels.lora.reference import GroupedRows
-from bough.kernels.norm_rope_store.reference import QKNormRope
+from bough.kernels.norm_rope_store.reference import QKNormRope, angles_of
 from bough.memory.pools.kv_pool import KVPool
 
 Heard = tuple[torch.Tensor, ...]  # of each layer [2, heads, positions, head_dim]: keys and values of a recording
@@ -29,11 +29,10 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """What encoders have made of images and the like: vectors in the place of those of tokens."""
+    """What encoders have made of images and the like, laid out by the step's tokens: graphs have it in buffers."""
 
-    places: torch.Tensor  # [n] int64, among the step's tokens
-    rows: torch.Tensor  # [n, hidden]
-    deep: tuple[torch.Tensor, ...] = ()  # [n, hidden] each: what is added behind the first layers
+    here: torch.Tensor  # [tokens, 1] bool, which tokens are of media
+    rows: torch.Tensor  # [1 + deep layers, tokens, hidden]: their vectors, and what the first layers add to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,9 @@ class ForwardContext:
         """Where pairs rotate by positions on several axes: the angles of each token, once for all layers, as a table of
         its own, and the lines of tokens there."""
         if rope.cos not in self.turns:
-            assert axes is not None, "positions with several axes need a rotation that tells which pair takes which"
-            places = (self.batch.positions[axes].T, torch.arange(len(axes), device=axes.device))
-            lines = torch.arange(self.batch.positions.shape[1], device=axes.device)
-            self.turns[rope.cos] = rope.cos[places], rope.sin[places], lines
+            turns = angles_of(rope.cos, rope.sin, self.batch.positions, axes)  # of each pair twice, the second unsigned
+            cos, sin = (each[:, 0, -rope.cos.shape[1] :] for each in turns)
+            lines = torch.arange(len(cos), device=cos.device)
+            self.turns[rope.cos] = cos.contiguous(), sin.contiguous(), lines  # as kernels read a table
         cos, sin, lines = self.turns[rope.cos]
         return rope._replace(cos=cos, sin=sin), lines

@@ -305,14 +305,14 @@ class CudaExecutor:
         """The hidden states of the tokens that sample, and what was asked for of others."""
         media = self._encoded(plan, layout)
         wide = pooled or plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
-        wide = wide or media is not None or plan.positions is not None  # which no graph knows of
+        wide = wide or (self._mixed.media is None and (media is not None or plan.positions is not None))
         adapted, ends = bool(layout.adapters.any()), sampled_tokens(plan, layout.query_starts)
         graphs = self._adapted_mixed_graphs if adapted else self._mixed_graphs
         captured = None if wide else graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
             self._copies.wait_for()
-            self._mixed.send(plan, layout, size)
+            self._mixed.send(plan, layout, size, media)
             if adapted:
                 self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows)
             return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE
@@ -362,11 +362,10 @@ class CudaExecutor:
         adapters = self._adapted.send(NO_ROWS, size=size, ends_size=rows) if adapted else None
 
         def forward() -> torch.Tensor:
-            inputs = self._mixed.take(size)
-            parts, ends = (inputs.token_ids, inputs.batch), inputs.logits_indices
+            token_ids, batch, ends, media = self._mixed.take(size)
             if adapted and rows == size:  # adapters tell all tokens and the ends apart by their number
-                return self._keep(self._forward(*parts, adapters=adapters).index_select(0, ends))
-            return self._keep(self._forward(*parts, ends, adapters=adapters))
+                return self._keep(self._forward(token_ids, batch, media=media, adapters=adapters).index_select(0, ends))
+            return self._keep(self._forward(token_ids, batch, ends, media=media, adapters=adapters))
 
         forward()
         torch.cuda.synchronize()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from bough.attention.batch import AttentionBatch, ChunkPlaces, decodes_of
+from bough.attention.context import MediaRows
 from bough.attention.triton_backend import chunk_blocks
 from bough.core.plan import BatchPlan, IntArray, Limits
 from bough.executor.layout import Growth, LongArray, RowMirror, StepLayout, TableWrites, sampled_tokens
@@ -141,7 +142,7 @@ class CudaInputs:
         self.last_tokens.index_copy_(0, rows, tokens)
 
 
-LONG_FIELDS = 2  # token ids, positions; and the slots of each group
+LONG_FIELDS = 1  # token ids; and the positions on each axis, and the slots of each group
 ALIGNMENT = 4  # integers: 16 bytes, as kernels assume of every array
 FROM_DEVICE = -1  # in place of a token id: the last one that the row sampled
 
@@ -176,17 +177,9 @@ class Room:
         return places
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedInputs:
-    """What a graph works on."""
-
-    token_ids: torch.Tensor
-    batch: AttentionBatch
-    logits_indices: torch.Tensor  # [rows] tokens whose hidden states are asked for
-
-
 class MixedInputs:
-    """Owns the buffers. `page_tables` and `last_tokens` belong to the rows, whose last one is scratch."""
+    """Owns the buffers. `page_tables` and `last_tokens` belong to the rows, whose last one is scratch. `axes` is how
+    many positions each token has, `media` has room for the tokens of the largest graph; None: no graph takes any."""
 
     def __init__(
         self,
@@ -195,11 +188,14 @@ class MixedInputs:
         page_tables: tuple[torch.Tensor, ...],
         last_tokens: torch.Tensor,
         staging: Staging,
+        axes: int = 1,
+        media: MediaRows | None = None,
     ) -> None:
         self._limits = limits
         self._block_queries = block_queries
         self._page_tables = page_tables
-        self._long_fields = LONG_FIELDS + len(page_tables)
+        self._axes, self.media = axes, media
+        self._long_fields = LONG_FIELDS + axes + len(page_tables)
         self._last_tokens = last_tokens
         self._staging = staging
         most = self.room(self.largest)
@@ -217,12 +213,12 @@ class MixedInputs:
         rows = min(self._limits.rows, tokens)
         return Room(tokens, rows, -(-tokens // self._block_queries) + rows)
 
-    def send(self, plan: BatchPlan, layout: StepLayout, size: int) -> None:
+    def send(self, plan: BatchPlan, layout: StepLayout, size: int, media: MediaRows | None = None) -> None:
         """Copies a step to the buffers of the graph of this size."""
         room, decodes = self.room(size), len(layout.from_device)
         longs = np.zeros((self._long_fields, size), dtype=np.int64)
-        for field, values in zip(longs, (layout.token_ids, layout.rotary, *layout.slots), strict=True):
-            field[: len(values)] = values
+        rotary = np.broadcast_to(layout.rotary, (self._axes, len(layout.token_ids)))
+        longs[:, : len(layout.token_ids)] = np.vstack((layout.token_ids, rotary, layout.slots))
         longs[0, :decodes] = FROM_DEVICE
         ints, places = self._empty(room)
 
@@ -238,15 +234,20 @@ class MixedInputs:
         put("blocks", blocks)
         put("ends", ends)
         self._copy(longs, ints)
+        if media is not None and self.media is not None:
+            self.media.here[: len(media.here)].copy_(media.here)
+            self.media.rows[:, : len(media.here)].copy_(media.rows)
 
     def pad(self, size: int) -> None:
         """Leaves nothing but padding, so that a step can be run without effect."""
         self._copy(np.zeros((self._long_fields, size), dtype=np.int64), self._empty(self.room(size))[0])
 
-    def take(self, size: int) -> CapturedInputs:
-        """The step in the buffers; everything done with it can be captured in a graph."""
+    def take(self, size: int) -> tuple[torch.Tensor, AttentionBatch, torch.Tensor, MediaRows | None]:
+        """The step in the buffers, with the tokens whose hidden states are asked for; everything done with it can be
+        captured in a graph."""
         room = self.room(size)
-        ids, positions, *slots = self._longs[: self._long_fields * size].view(-1, size)
+        longs = self._longs[: self._long_fields * size].view(-1, size)
+        ids, positions, slots = longs[0], longs[1 : 1 + self._axes], longs[1 + self._axes :]
         views = {name: self._ints[place] for name, place in room.places().items()}
         first = ids[: room.rows]  # decodes stand first, one token each, so their places are those of their rows
         sampled = self._last_tokens.index_select(0, views["rows"])
@@ -261,7 +262,7 @@ class MixedInputs:
             context_lens=none,
             page_tables=self._page_tables,
             slots=tuple(slots),
-            positions=positions,
+            positions=positions if self._axes > 1 else positions[0],
             page_size=self._limits.page_size,
             starts=views["query_starts"],
             chunks=ChunkPlaces(
@@ -271,7 +272,8 @@ class MixedInputs:
                 ends=views["ends"].view(-1, 2),
             ),
         )
-        return CapturedInputs(ids, batch, views["logits_indices"])
+        media = self.media and MediaRows(self.media.here[:size], self.media.rows[:, :size])
+        return ids, batch, views["logits_indices"], media
 
     def _empty(self, room: Room) -> tuple[IntArray, dict[str, slice]]:
         """The packed short integers of a step of padding, and where each field stands."""
@@ -282,5 +284,7 @@ class MixedInputs:
         return ints, places
 
     def _copy(self, longs: LongArray, ints: IntArray) -> None:
+        if self.media is not None:
+            self.media.here.zero_()
         self._staging.copy_into(self._longs[: longs.size], longs)
         self._staging.copy_into(self._ints[: len(ints)], ints)

@@ -14,7 +14,7 @@ import torch
 
 from bough.attention import latent_prompts
 from bough.attention.base import AttentionBackend, AttentionSpec
-from bough.attention.context import ForwardContext
+from bough.attention.context import ForwardContext, MediaRows
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.reading import ToDevice
@@ -73,7 +73,8 @@ def assemble(
     staging = Staging(loaded.device, RING_DEPTH + limits.stages)
     shared = SharedWork(limits.rows, *_decode_shape(loaded), loaded.device) if limits.shares_reads else None
     inputs = CudaInputs(limits, loaded.device, staging, shared)
-    mixed = MixedInputs(limits, _block_queries(loaded), inputs.page_tables, inputs.last_tokens, staging)
+    tables, last = inputs.page_tables, inputs.last_tokens
+    mixed = MixedInputs(limits, _block_queries(loaded), tables, last, staging, *media_inputs(loaded, graphs))
     slots = loaded.adapters
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
     agree = loaded.group.from_first if check is None else check.tokens
@@ -101,6 +102,17 @@ def assemble(
         drafts=verified_drafts(loaded, settings),
         adapters=None if slots is None else AdapterStore(loaded, slots, settings.lora),
     )
+
+
+def media_inputs(loaded: LoadedWeights, graphs: GraphSizes) -> tuple[int, MediaRows | None]:
+    """How many positions each token of a captured step with prompts has, and the buffers of its media. Items whose
+    tokens attend to each other both ways are in no graph: its kernels look back only."""
+    media, config = loaded.config.media, loaded.config
+    if media is None or media.whole or not graphs.mixed:
+        return 1, None
+    sections, shape = config.rope.sections, (1 + media.deep_layers, max(graphs.mixed), config.hidden_size)
+    rows = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
+    return len(sections or (1,)), MediaRows(torch.zeros(shape[1], 1, dtype=torch.bool, device=loaded.device), rows)
 
 
 def build_pool(loaded: LoadedWeights, pages: Sequence[int], page_size: int) -> KVPool:
@@ -261,7 +273,7 @@ def attention_bytes(loaded: LoadedWeights, settings: Settings, rows: int) -> int
 # Products are cut into tiles of up to 256 rows, which are spread over some hundred processors: those of an 8B model
 # take an eighth longer for 1,600 tokens than for 1,536 (`gpu_bench_step_sizes.py`).
 GPU_EVEN_TOKENS = 512
-ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, which is not measured
+ENCODER_BYTES = 1 << 30  # for what encoders compute in one step, and for `media_inputs`; neither is measured
 
 
 def build_cuda(

@@ -24,30 +24,21 @@ from bough.core.model_config import MediaConfig
 from bough.core.plan import BatchPlan, Encode, IntArray
 from bough.executor.layout import StepLayout
 from bough.executor.load_model import LoadedWeights
-from bough.loader.encoders import PACKED
+from bough.loader.encoders import PACKED, sent
 
 log = logging.getLogger(__name__)
 
 # What modules count with: reading it back would wait for the device.
-ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches")
+ON_HOST = ("image_sizes", "batch_num_images", "num_local_patches", "image_grid_thw", "video_grid_thw")
 
 
 def make_encoder(loaded: LoadedWeights, to_device: ToDevice = torch.from_numpy) -> Encoder | None:
     config, model = loaded.config, loaded.encoder
-    if config.media is None and loaded.media_limits is not None:
-        return Encoder(PlainVectors(loaded), config.hidden_size, MediaConfig("", 0), to_device)
+    if config.media is None and loaded.media_limits is not None:  # what prompts have in the place of tokens is as it is
+        plain: Any = torch.nn.Linear(1, 1, bias=False, dtype=loaded.dtype, device=loaded.device)
+        plain.get_embeds_features = lambda embeds: SimpleNamespace(pooler_output=embeds)
+        return Encoder(plain, config.hidden_size, MediaConfig("", 0), to_device)
     return None if config.media is None else Encoder(model, config.hidden_size, config.media, to_device)
-
-
-class PlainVectors(torch.nn.Module):
-    """Stands for the encoders of a model that reads text: what prompts have in the place of tokens is as it came."""
-
-    def __init__(self, loaded: LoadedWeights) -> None:
-        super().__init__()
-        self.place = torch.nn.Parameter(torch.zeros(0, dtype=loaded.dtype, device=loaded.device), requires_grad=False)
-
-    def get_embeds_features(self, embeds: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(pooler_output=embeds)
 
 
 class Encoder:
@@ -75,9 +66,11 @@ class Encoder:
         if plan.media is None:
             return None
         rows = torch.cat([self._outputs[output][row : row + count] for _, output, row, count in plan.media.tolist()])
-        places = [np.arange(first, first + count) for first, count in _runs(plan, layout).tolist()]
-        parts = torch.split(rows, self._hidden_size, dim=1)
-        return MediaRows(self._to_device(np.concatenate(places).astype(np.int64)), parts[0], parts[1:])
+        here = np.zeros((int(layout.query_starts[-1]), 1), dtype=np.bool_)
+        for first, count in _runs(plan, layout).tolist():
+            here[first : first + count] = True
+        spread = rows.new_empty(len(here), self._width).index_copy_(0, self._to_device(np.flatnonzero(here)), rows)
+        return MediaRows(self._to_device(here), spread.view(len(here), -1, self._hidden_size).transpose(0, 1))
 
     def take_failed(self) -> tuple[int, ...]:
         """The outputs that could not be computed since the last call."""
@@ -109,8 +102,7 @@ class Encoder:
         packed = not {"target_sizes", "target_sizes_videos"}.isdisjoint(read[0])
         axes = {name: -1 if packed and name.startswith("pixel_values") else 0 for name in read[0]}
         joined = {name: np.concatenate([each[name] for each in read], axis) for name, axis in axes.items()}
-        given = {name: torch.from_numpy(values) for name, values in joined.items()}
-        moved = {name: values if name in ON_HOST else self._moved(values) for name, values in given.items()}
+        moved = {name: self._moved(name, torch.from_numpy(values)) for name, values in joined.items()}
         found = getattr(self._model, f"get_{items[0].kind}_features")(**moved)
         rows = [_rows(found.pooler_output), *map(_rows, getattr(found, "deepstack_features", None) or ())]
         output = torch.cat(rows, dim=1).to(self._dtype)
@@ -119,10 +111,9 @@ class Encoder:
             raise ValueError(f"its output is {tuple(output.shape)}, the prompt has {expected}")
         return output
 
-    def _moved(self, values: torch.Tensor) -> torch.Tensor:
-        pinned = values.pin_memory() if self._device.type == "cuda" else values  # so that the copy waits for nothing
-        on_device = pinned.to(self._device, non_blocking=True)
-        return on_device.to(self._dtype) if values.is_floating_point() else on_device
+    def _moved(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        moved = values if name in ON_HOST else sent(values, self._device)
+        return moved.to(self._dtype) if moved.is_floating_point() else moved
 
 
 def read_features(features: Sequence[Feature], file: str) -> dict[str, npt.NDArray[np.generic]]:

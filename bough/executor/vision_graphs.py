@@ -36,24 +36,22 @@ class VisionGraphs:
         for number, block in enumerate(tower.blocks):
             block.forward = partial(self._run, number)
 
-    def _run(
-        self, number: int, hidden: torch.Tensor, cu_seqlens: torch.Tensor, position_embeddings: Turns, **more: Any
-    ) -> torch.Tensor:
+    def _run(self, number: int, hidden: torch.Tensor, **given: Any) -> torch.Tensor:
+        cu_seqlens, position_embeddings = given["cu_seqlens"], given["position_embeddings"]
         if self._calls is not None:
             self._calls.append((hidden, cu_seqlens, position_embeddings))
         elif number == 0:
             found = self.graphs.find(len(hidden))
             self._found = found if found is not None and found[1] else None
         if not self._found or self._calls is not None or len(cu_seqlens) > self._room(number, self._found[0]):
-            more |= {"cu_seqlens": cu_seqlens, "position_embeddings": position_embeddings}
-            return self._blocks[number](hidden, **more)
+            return self._blocks[number](hidden, **given)
         kind = self._windows[number]
         if hidden.data_ptr() != self._x.data_ptr():
             self._x[: len(hidden)] = hidden
         if self._held.get(None) is not position_embeddings[0]:
             self._held[None] = position_embeddings[0]
-            for buffer, given in zip(self._turns, position_embeddings, strict=True):
-                buffer[: len(hidden)] = given
+            for buffer, turn in zip(self._turns, position_embeddings, strict=True):
+                buffer[: len(hidden)] = turn
         if self._held.get(kind) is not cu_seqlens:
             self._held[kind] = cu_seqlens
             self._bounds[kind].fill_(len(hidden))

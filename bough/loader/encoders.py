@@ -23,8 +23,8 @@ from bough.loader.locate import ModelFiles
 from bough.loader.source import SafetensorsSource
 
 # How the tensors of language models begin.
-TEXT = ("language_model.", "model.language_model.", "model.text_model.", "lm_head.", "model.layers.", "model.norm.")
-EMBEDDINGS = ("model.embed_tokens.",)
+INNER = ("language_model.", "text_model.", "layers.", "norm.", "embed_tokens.")
+TEXT = ("language_model.", "lm_head.", *(f"model.{name}" for name in INNER))
 ROTATION = "apply_rotary_pos_emb_vision"  # a function that families of towers have
 PACKED = "bough_flash"  # an attention by whose name Transformers knows that it takes items one behind the other
 
@@ -49,12 +49,11 @@ def load_encoder(
         model = kind._from_config(config, dtype=dtype)
     else:
         source = SafetensorsSource(files.safetensors)
-        names = [name for name in source.names() if not name.startswith((*TEXT, *EMBEDDINGS))]
+        names = [name for name in source.names() if not name.startswith(TEXT)]
         state = {name: source.read(name) for name in names}
         options = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
         model, told = kind.from_pretrained(None, **options)
-        missing = [name for name in told["missing_keys"] if not name.startswith((*TEXT, *EMBEDDINGS))]
-        missing = [name for name in missing if "language_model." not in name]
+        missing = [name for name in told["missing_keys"] if not (name.startswith(TEXT) or "language_model." in name)]
         if missing:
             raise ModelError(f"{files.folder}: tensors of its encoder are missing, such as {sorted(missing)[0]}.")
     model.lm_head = None
@@ -64,6 +63,8 @@ def load_encoder(
     if hasattr(model.model, "audio_tower") and not hasattr(model, "get_audio_features"):
         model.get_audio_features = partial(hear, model.model)
     visual = getattr(model.model, "visual", None)
+    if visual is not None:
+        tell_sizes(visual)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         launch_less(visual)
     torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
@@ -71,6 +72,41 @@ def load_encoder(
         if isinstance(module, torch.nn.Conv3d) and module.kernel_size == module.stride and module.groups == 1:
             module.__class__ = PatchProduct
     return model.to(device).eval().requires_grad_(False)
+
+
+def tell_sizes(visual: Any) -> None:
+    """Has a tower given what follows from the sizes of its images, where these are on the host: it would read them back
+    from the device piece by piece."""
+    known = lru_cache(maxsize=16)(partial(sizes_of, visual))  # the same sizes come again and again
+
+    def add(_: Any, args: Any, given: dict[str, Any]) -> Any:
+        grid = given.get("grid_thw")
+        return None if grid is None or grid.is_cuda else (args, given | known(tuple(map(tuple, grid.tolist()))))
+
+    visual.register_forward_pre_hook(add, with_kwargs=True)
+
+
+def sizes_of(visual: Any, grid: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    """Of the patches of each image in time, height and width, under the names by which Transformers takes it."""
+    sizes, family = torch.tensor(grid), sys.modules[type(visual).__module__]
+    found: dict[str, Any] = {"grid_thw": sizes}
+    if hasattr(family, "get_vision_attention_seqlens") and hasattr(visual, "blocks"):
+        merge, (bounds, _) = visual.spatial_merge_size, family.get_vision_attention_seqlens(sizes, visual.config)
+        found["position_ids"] = family.get_vision_position_ids(sizes, merge)
+        found |= {"cu_seqlens": bounds, "max_seqlen": longest_of(bounds)}
+        if hasattr(visual, "window_size"):
+            index, windows = family.get_vision_window_index(sizes, merge, visual.window_size, visual.patch_size)
+            found |= {"window_index": index, "cu_window_seqlens": windows, "max_window_seqlen": longest_of(windows)}
+        if hasattr(visual, "num_grid_per_side"):  # of learned positions, which are interpolated
+            how = visual.num_grid_per_side, visual.interpolation_mode, visual.interpolation_align_corners, merge
+            taps = family.get_vision_interpolation_indices_and_weights(sizes, *how)
+            found |= {"interp_indices": taps[0], "interp_weights": taps[1]}
+    return {name: each if isinstance(each, int) else sent(each, visual.device) for name, each in found.items()}
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, which the host does not wait for."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 def launch_less(visual: Any) -> None:

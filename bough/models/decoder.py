@@ -55,7 +55,7 @@ class Decoder:
         if self._embedding is not None and self._placement.topology.is_first:
             x = self._embedding(token_ids, ctx)
             if ctx.media is not None:
-                x = x.index_copy(0, ctx.media.places, ctx.media.rows.to(x.dtype))
+                x = torch.where(ctx.media.here, ctx.media.rows[0].to(x.dtype), x)
         else:
             x = self._placement.take_over(self._placement.empty(len(token_ids), self.config.hidden_size))
         if self._places is not None:
@@ -70,8 +70,8 @@ class Decoder:
             if ctx.tapped is not None and layer in ctx.tapped:
                 ctx.tapped[layer] = x if residual is None else x + residual
             x, residual = block(x, residual, own)
-            if ctx.media is not None and layer < len(ctx.media.deep):
-                x = x.index_add(0, ctx.media.places, ctx.media.deep[layer].to(x.dtype))
+            if ctx.media is not None and layer + 1 < len(ctx.media.rows):
+                x = torch.where(ctx.media.here, x + ctx.media.rows[layer + 1].to(x.dtype), x)
             if self._ends:
                 assert residual is not None
                 x, residual = self._ends[place](x, residual, None if inputs is None else inputs[:, layer], own)

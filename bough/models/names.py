@@ -156,6 +156,7 @@ def _numbered(module: str, numbers: Sequence[str]) -> str:
 
 # A multimodal checkpoint's language model, in the ways that Transformers has nested it.
 NESTED: Names = {
+    "language_model.model.model.": "model.",  # as 5.17 writes Qwen2-Audio
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",

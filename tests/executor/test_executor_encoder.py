@@ -57,7 +57,8 @@ def test_items_alike_are_computed_together_and_stand_in_their_places(tmp_path: P
     encodes = (item(tmp_path, 1, 3, 1.0), item(tmp_path, 2, 4, 2.0), item(tmp_path, 3, 3, 3.0))
     found = encoder.run(*plan([[0, 3, 1, 2], [5, 2, 0, 1]], encodes=encodes))
     assert sorted(model.calls) == [1, 2]
-    assert found is not None and found.places.tolist() == [1, 2, 6] and found.rows[:, 0].tolist() == [6.0, 6.0, 4.0]
+    assert found is not None and found.here.flatten().nonzero().flatten().tolist() == [1, 2, 6]
+    assert found.rows.shape == (1, 11, 2) and found.rows[0, [1, 2, 6], 0].tolist() == [6.0, 6.0, 4.0]
     assert encoder.run(*plan([], dropped=(1,))) is None
     with pytest.raises(KeyError):
         encoder.run(*plan([[0, 1, 0, 1]]))
@@ -70,8 +71,8 @@ def test_what_an_encoder_cannot_do_concerns_one_item(tmp_path: Path) -> None:
     encoder = Encoder(Doubling(), 2, MediaConfig("", 0))
     wrong, gone = replace(item(tmp_path, 4, 3, 1.0), rows=2), replace(item(tmp_path, 5, 3, 1.0), file="nowhere")
     encodes = (item(tmp_path, 1, 3, 1.0), item(tmp_path, 2, 3, 99.0), wrong, gone)
-    found = encoder.run(*plan([[0, number, 0, 1] for number in (1, 2, 4, 5)], encodes=encodes))
-    assert found is not None and found.rows.isnan().all(1).tolist() == [False, True, True, True]
+    found = encoder.run(*plan([[place, number, 0, 1] for place, number in enumerate((1, 2, 4, 5))], encodes=encodes))
+    assert found is not None and found.rows[0, 1:5].isnan().all(1).tolist() == [False, True, True, True]
     assert sorted(encoder.take_failed()) == [2, 4, 5] and not encoder.take_failed()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from bough.attention.context import ForwardContext
+from bough.attention.context import ForwardContext, MediaRows
 from bough.attention.triton_backend import TritonAttention
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.core.plan import BatchPlan, Limits, RowSetup
@@ -56,14 +57,13 @@ class Copies:
 class Device:
     """One model with rows and a cache of its own."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: CausalLM, axes: int = 1, media: MediaRows | None = None) -> None:
         prefill = config_for(4, 2, 16, torch.float32)
         staging: Any = Copies()
         self.model, self.pool = model, KVPool(CONFIG, (100,), 1, torch.float32, CPU, Topology())
         self.inputs = CudaInputs(LIMITS, CPU, staging)
-        self.mixed = MixedInputs(
-            LIMITS, prefill.block_queries, self.inputs.page_tables, self.inputs.last_tokens, staging
-        )
+        rows = self.inputs.page_tables, self.inputs.last_tokens
+        self.mixed = MixedInputs(LIMITS, prefill.block_queries, *rows, staging, axes, media)
         self.attention = TritonAttention(
             staging.to_device,
             lambda layer: DecodeWork(4, 4, 2, 16, CPU, window=layer.window, programs=INTERPRETED_PROGRAMS),
@@ -73,24 +73,22 @@ class Device:
     @torch.inference_mode()
     def run_padding(self, size: int) -> None:
         self.mixed.pad(size)
-        taken = self.mixed.take(size)
-        self.attention.prepare(taken.batch)
-        context = ForwardContext(self.attention, self.pool, taken.batch, taken.logits_indices)
-        self.model.forward(taken.token_ids, context)
+        ids, batch, indices, media = self.mixed.take(size)
+        self.attention.prepare(batch)
+        self.model.forward(ids, ForwardContext(self.attention, self.pool, batch, indices, media=media))
 
     @torch.inference_mode()
-    def run(self, plan: BatchPlan, size: int | None) -> torch.Tensor:
+    def run(self, plan: BatchPlan, size: int | None, media: MediaRows | None = None) -> torch.Tensor:
         """Hidden states of the tokens that sample; padded to `size` if there is one."""
         layout = self.inputs.lay_out(plan, self.inputs.apply(plan))
         if size is None:
             ids, batch = self.inputs.mixed_batch(layout)
             indices = torch.from_numpy(sampled_tokens(plan, layout.query_starts))
         else:
-            self.mixed.send(plan, layout, size)
-            taken = self.mixed.take(size)
-            ids, batch, indices = taken.token_ids, taken.batch, taken.logits_indices
+            self.mixed.send(plan, layout, size, media)
+            ids, batch, indices, media = self.mixed.take(size)
         self.attention.prepare(batch)
-        hidden = self.model.forward(ids, ForwardContext(self.attention, self.pool, batch, indices))
+        hidden = self.model.forward(ids, ForwardContext(self.attention, self.pool, batch, indices, media=media))
         count = int(plan.sample.sum())
         rows = torch.from_numpy(plan.rows[plan.sample].astype(np.int64))
         self.inputs.advance(rows, self.model.logits(hidden[:count]).argmax(dim=-1))
@@ -128,9 +126,9 @@ STEPS = [
 ]
 
 
-def some_model() -> CausalLM:
+def some_model(config: ModelConfig = CONFIG) -> CausalLM:
     torch.manual_seed(0)
-    model = build_model(CONFIG, Topology(), torch.float32, CPU)
+    model = build_model(config, Topology(), torch.float32, CPU)
     for slot in model.slots():
         slot.target.copy_(torch.randn(slot.target.shape) * 0.3)
     return model
@@ -146,6 +144,29 @@ def test_padding_changes_nothing(padding: int) -> None:
         found = padded.run(step, int(step.query_lens.sum()) + padding)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert torch.equal(padded.inputs.last_tokens, plain.inputs.last_tokens)
+
+
+def test_media_and_positions_on_three_axes_stand_in_buffers() -> None:
+    """A step with an image, one without beside a decode, and a larger one: what a step leaves is not taken again."""
+    model = some_model(replace(CONFIG, rope=RopeConfig(10000.0, sections=(2, 3, 3))))
+    room = MediaRows(torch.zeros(32, 1, dtype=torch.bool), torch.full((2, 32, 32), float("nan")))
+    plain, padded = Device(model), Device(model, 3, room)
+    steps = [
+        plan(0, [], {0: ([1, 2, 3, 4, 5], True, True), 2: ([9, 8], True, True)}, 1),
+        plan(1, [2, 0], {1: ([7, 7, 6, 5, 4, 3, 2, 1, 0], True, False)}, 8),
+        plan(2, [0], {1: ([11, 12], False, True), 3: ([3, 4, 5, 6, 7, 8, 9], True, True)}, 19),
+    ]
+    seen = {0: slice(1, 4), 2: slice(5, 9)}
+    for number, step in enumerate(steps):
+        tokens, media = int(step.query_lens.sum()), None
+        if number in seen:
+            media = MediaRows(torch.zeros(tokens, 1, dtype=torch.bool), torch.randn(2, tokens, 32))
+            media.here[seen[number]] = True
+            positions = np.random.default_rng(number).integers(0, 40, (3, len(step.tokens)), dtype=np.int32)
+            runs = np.array([[seen[number].start, 0, 0, 1]], dtype=np.int32)
+            step = replace(step, positions=positions, media=runs)
+        expected = plain.run(step, None, media)
+        torch.testing.assert_close(padded.run(step, tokens + 13, media), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_padding_of_any_size_leaves_the_cache_alone_after_any_other() -> None:

@@ -19,6 +19,8 @@ from bough.messages.requests import LogprobRequest
 from tests.conftest import TINY_LLAMA
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
 from tests.fakes.scheduler_bench import Bench
+from tests.parity.test_media import make, patches
+from tests.parity.test_media import text as words
 
 pytestmark = pytest.mark.gpu
 
@@ -127,6 +129,29 @@ def test_no_launch_synchronises(watched: Watched) -> None:
     serve(watched, new=6)
     watched.armed = False
     assert watched.launches > 20
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "glm4v"])
+def test_no_launch_with_images_synchronises(tmp_path: Path, family: str) -> None:
+    """Images of sizes that were not seen before among them, in chunks beside decodes."""
+    model = make(family, tmp_path)
+    settings = {"dtype": "bfloat16", "max_running_requests": ROWS, "max_total_tokens": 4096, "chunked_prefill_size": 32}
+    executor = Watched(build_executor(locate(str(tmp_path)), Settings.from_flat(settings)).executor)
+    for armed, sizes in ((False, (4, 6)), (False, (6, 4)), (True, (8, 6))):
+        executor.armed, executor.launches = armed, 0
+        bench = Bench(executor, enable_mixed_chunk=True)  # type: ignore[arg-type]
+        for i in range(6):
+            images = [patches(1, *sizes, seed=100 * sizes[0] + i), patches(1, 4, 4, seed=100 * sizes[0] + i)]
+            ids, spans = model.prompt(words(9 + i, i), images)
+            tokens, media = model.media(tmp_path, ids, spans, images)
+            bench.ask(i, tokens, max_new_tokens=8, temperature=0.0, ignore_eos=True, media=media)
+            bench.turn(2)
+        bench.run()
+        while not armed and executor.idle():
+            pass
+    assert executor.launches > 10
+    executor.armed = False
+    executor.close()
 
 
 LATE: dict[str, list[dict[str, Any]]] = {  # what is asked behind the sleep, beside rows that decode

@@ -81,6 +81,10 @@ class Store:
         self.counts.update(found=got, missed=len(keys) - got)
         return got
 
+    def remove(self, keys: Sequence[str]) -> None:
+        """What a failing store keeps is found out by the next request that reads it."""
+        self._leading("put", (self._backend.remove(key) is None for key in keys))
+
     def _read(self, key: str, run: Buffer) -> bool:
         header = bytearray(HEADER.size)
         there = self._backend.read(key, header, run)

@@ -102,7 +102,9 @@ def test_what_torch_would_compute_is_recorded_or_refused(compute: Callable[[torc
         (lambda weight: setattr(weight, "data", torch.zeros(8)), "__set__"),
     ],
 )
-def test_what_would_change_a_weight_with_each_step_is_refused(change: Callable[[torch.Tensor], Any], lacks: str) -> None:
+def test_what_would_change_a_weight_with_each_step_is_refused(
+    change: Callable[[torch.Tensor], Any], lacks: str
+) -> None:
     weight = torch.ones(8)
     with pytest.raises(NotRecordedError, match=lacks), Recording(Recorder(tokens=3, logits=1)):
         change(weight)

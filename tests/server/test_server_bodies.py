@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from bough.core.errors import RequestError
 from bough.server import bodies
 from bough.server.bodies import LARGE, count_values, decode_body
-from bough.server.errors import HttpError
 from bough.server.native.schemas import GenerateBody, ProfileBody
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -141,5 +140,5 @@ def test_millions_of_values_are_refused_before_they_are_decoded(raw: bytes, monk
 def test_few_floats_are_looked_at_for_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MOST_FLOATS", 3)
     assert decode_body(b'{"input_ids": [1.0, 2.0, 3.0]}', GenerateBody).input_ids == [1, 2, 3]
-    with pytest.raises(msgspec.ValidationError, match="got `float` - at `.*input_ids"):
+    with pytest.raises(msgspec.ValidationError, match=r"got `float` - at `.*input_ids"):
         decode_body(b'{"input_ids": [1.0, 2.0, 3.0, 4.0]}', GenerateBody)

@@ -333,8 +333,8 @@ class Exchange:
                 await self._news.wait()
         except TimeoutError:
             if not (self._news.is_set() or self._connection.unread()):
-                reason = f"The body came too slowly: {LEAST_BODY >> 10} KiB of it, or its end, must come within "
-                reason += f"{self._connection.body_timeout_s:g} s (--body-timeout-s)."
+                limit = f"within {self._connection.body_timeout_s:g} s (--body-timeout-s)"
+                reason = f"The body came too slowly: {LEAST_BODY >> 10} KiB of it, or its end, must come {limit}."
                 raise HttpError(408, reason, "RequestTimeoutError", {"Connection": "close"}) from None
 
     def _taken(self) -> bytes:

@@ -226,20 +226,21 @@ def _environment() -> Environment:
         grow from one to the next by a name, an argument or a block, or an operator that multiplies."""
 
         intercepted_binops = frozenset(("*", "**"))
-        concat = staticmethod(_joined)
+        concat = staticmethod(lambda parts: _sized("".join(parts)))
 
         def _generate(self, source: nodes.Template, *given: Any, **options: Any) -> str:
             return super()._generate(Counting().visit(source), *given, **options)
 
         def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
             _tick()
-            _check_size(max(map(_size, (*args, *kwargs.values())), default=0))
+            for value in (*args, *kwargs.values()):
+                _sized(value)
             return super().call(context, obj, *args, **kwargs)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "**" or not (isinstance(left, int) and isinstance(right, int)):
-                for value, by in ((left, right), (right, left)):
-                    _check_size(_size(value) * abs(by) if isinstance(by, int) else 0)
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
+                    _sized(value, times)
             return super().call_binop(context, operator, left, right)
 
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
@@ -250,35 +251,13 @@ def _environment() -> Environment:
     return environment
 
 
-class _Clock(threading.local):
-    """Of the rendering in progress. It counts what is computed, so that a busy machine makes nothing fail."""
-
-    due_s = 0.0
-
-
-_clock, _steps = _Clock(), itertools.count()
+_clock, _steps = threading.local(), itertools.count()
 
 
 def _tick() -> None:
+    """Computing is counted, not time, so that a busy machine makes nothing fail."""
     if not next(_steps) % 16 and time.thread_time() > _clock.due_s:  # which is a system call
         raise RequestError("The chat template does not come to an end; give another with --chat-template.")
-
-
-def _check_size(size: int) -> None:
-    if size > MOST_TEXT:
-        raise RequestError("The chat template makes too much text; give another with --chat-template.")
-
-
-def _size(value: Any) -> int:
-    """Numbers count more: the time that they take grows faster than their length."""
-    if isinstance(value, int):
-        return value.bit_length() << 10
-    return len(value) if isinstance(value, str | list | tuple) else 0
-
-
-def _sized(value: Any) -> Any:
-    _check_size(_size(value))
-    return value
 
 
 def _ticking(values: Iterable[Any]) -> Iterator[Any]:
@@ -287,10 +266,14 @@ def _ticking(values: Iterable[Any]) -> Iterator[Any]:
         yield value
 
 
-def _joined(parts: Iterable[Any]) -> str:
-    texts = [*parts]
-    _check_size(sum(map(len, texts)))
-    return "".join(texts)
+def _sized(value: Any, times: int = 1) -> Any:
+    """Numbers count more: the time that they take grows faster than their length."""
+    size = len(value) if isinstance(value, str | list | tuple) else 0
+    if isinstance(value, int):
+        size = value.bit_length() << 10
+    if size * abs(times) > MOST_TEXT:
+        raise RequestError("The chat template makes too much text; give another with --chat-template.")
+    return value
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

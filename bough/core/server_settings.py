@@ -26,6 +26,7 @@ class EdgeSettings:
         "names in Host that are let in besides localhost, separated by commas, or *; checked when this is given and on "
         "loopback addresses",
     )
+    body_timeout_s: float = setting(60.0, "seconds within which each 64 KiB of a body, or its end, must come", low=1.0)
     forwarded_allow_ips: str = setting(
         "127.0.0.1", "addresses and networks of proxies whose X-Forwarded-* are believed, or *"
     )

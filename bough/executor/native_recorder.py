@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
@@ -421,18 +422,36 @@ def arrange(buffers: Iterable[Buffer]) -> tuple[dict[Buffer, int], int]:
     return offsets, end
 
 
+class Unchanged(TorchDispatchMode):
+    """Refuses what changes a tensor, also where no function of torch announces it (`Tensor.set_`): a tape would not do
+    it again with the next step."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            raise NotRecordedError(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
 class Recording(TorchFunctionMode):
     """While a model is recorded: notes what torch would compute of the rows, or refuses it, since it would not be on
     the tape. What is computed of weights alone is computed."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._unchanged = recorder, Unchanged()
+
+    def __enter__(self) -> Any:
+        self._unchanged.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._unchanged.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = func.__name__, kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
-        if name in NOT_COMPUTING or not any(tensor.is_meta for tensor in tensors):
+        if name in NOT_COMPUTING or not (name == "__set__" or any(tensor.is_meta for tensor in tensors)):
             return func(*args, **options)
         other = options.get("inplace", False) or options.keys() & {"out", "alpha"}  # results where no entry writes them
         if other or name not in self._recorder.functions or not all(tensor.is_contiguous() for tensor in tensors):

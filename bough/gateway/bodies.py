@@ -18,7 +18,6 @@ from bough.server.errors import HttpError
 from bough.server.http_protocol import EXCHANGE_KEY, Exchange
 
 MIB = 1 << 20
-PAUSE_S = 60.0  # for the next piece of a body; who sends nothing holds memory for nothing
 SHARE = 2  # bodies of the largest size that fit, unless the settings say otherwise
 CLOSED = {"Connection": "close"}  # the rest of the body is not read
 
@@ -61,12 +60,7 @@ class HeldBody:
             return whole
         chunks: list[bytes] = []
         while True:
-            try:
-                async with asyncio.timeout(PAUSE_S):
-                    message = await receive()
-            except TimeoutError:
-                reason = f"Nothing more of the body came for {PAUSE_S:g} s."
-                raise HttpError(408, reason, "RequestTimeoutError", CLOSED) from None
+            message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeftError
             chunk = message.get("body", b"")

@@ -135,6 +135,8 @@ class TieredCache(PrefixCache):
     def forget(self, tokens: IntArray, namespace: str) -> None:
         self._settle()
         self.host.forget(tokens, namespace)
+        if self.below is not None:
+            self.below.forget(tokens, namespace)
         super().forget(tokens, namespace)
 
     def _settle(self) -> None:

@@ -45,6 +45,9 @@ class LowerTier(Protocol):
         """The host has these tokens: of each group in these pages of its buffer, 0 where it has none. They may change
         after the call."""
 
+    def forget(self, tokens: IntArray, namespace: str) -> None:
+        """Nobody may read what was offered of these tokens."""
+
 
 class Proposer(Protocol):
     """Guesses on the host how a request goes on; the executor verifies that."""

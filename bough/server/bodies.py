@@ -5,6 +5,7 @@ answer has a warning. Management routes refuse them (their structs say so). Rang
 schemas.
 """
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -193,6 +194,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 MEBIBYTE = 1 << 20
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
 LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
+MOST_FIELDS, MOST_VALUES = 1 << 19, 1 << 21  # in a large body: full tables and more; decoded within half a second
+MOST_FLOATS = 1 << 17  # of a body with a whole number that is written as a float: Python looks at each
+PIECE, STRING = 1 << 16, re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 MAX_WARNINGS = 16  # about unknown fields in one answer
 MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
 RECORDER_KEY, RECORDED_KEY = "bough.recorder", "bough.recorded"  # keys in the ASGI scope
@@ -208,6 +212,8 @@ async def read_body(request: Request, struct: type[S]) -> S:
     """The body as `struct`; an empty one counts as `{}`. Raises what becomes a 400 or, over the limit, a 413. Where the
     struct lets unknown fields through, they are named."""
     raw = await read_bytes(request)
+    if len(raw) > LARGE:
+        await count_values(raw)
     _warnings.set(())
     body = decode_body(raw, struct)
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
@@ -254,6 +260,27 @@ async def read_bytes(request: Request) -> bytes:
     return b"".join(chunks)
 
 
+async def count_values(raw: bytes) -> tuple[int, int]:
+    """How many fields, lists and objects JSON has, and how many commas between its values. Too many are a 413: nothing
+    else goes on while they are decoded. Looks at what is outside of strings, at one piece in a turn of the event loop.
+    """
+    at, inside, fields, values = 0, b"", 0, 0
+    while at < len(raw):
+        piece = raw[at : at + PIECE]
+        piece = piece[: len(piece) - (len(piece) - len(piece.rstrip(b"\\"))) % 2]  # a backslash goes with what follows
+        bare = STRING.sub(b"", inside + piece + b'"')  # which ends a string that is not whole, or begins one
+        inside = b"" if bare.endswith(b'"') else b'"'
+        at += max(1, len(piece))
+        fields += bare.count(b":") + bare.count(b"[") + bare.count(b"{")
+        values += bare.count(b",")
+        if fields > MOST_FIELDS or values > MOST_VALUES:
+            limits = f"{MOST_FIELDS} fields, lists and objects, or {MOST_VALUES} other values"
+            message = f"The body has more than {limits}; send fewer in one request."
+            raise HttpError(413, message, "RequestTooLargeError")
+        await asyncio.sleep(0)
+    return fields, values
+
+
 def decode_body(raw: bytes, struct: type[S]) -> S:
     """Bad JSON and wrong types raise; so does text that is not UTF-8."""
     try:
@@ -285,16 +312,16 @@ def _decode(raw: bytes, struct: type[S]) -> S:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        return msgspec.convert(_WHOLE_NUMBERS.decode(raw), struct)
+        complaint, floats = error, itertools.count()
 
+    def number(literal: str) -> int | float:
+        """JSON does not distinguish 1 from 1.0, and neither do all clients; a whole number is accepted for either."""
+        if next(floats) >= MOST_FLOATS:
+            raise complaint
+        value = float(literal)
+        return int(value) if value.is_integer() and abs(value) <= EXACT_FLOAT else value
 
-def _number(literal: str) -> int | float:
-    """JSON does not distinguish 1 from 1.0, and neither do all clients; a whole number is accepted for either."""
-    value = float(literal)
-    return int(value) if value.is_integer() and abs(value) <= EXACT_FLOAT else value
-
-
-_WHOLE_NUMBERS = msgspec.json.Decoder(float_hook=_number)
+    return msgspec.convert(msgspec.json.Decoder(float_hook=number).decode(raw), struct)
 
 
 def _unknown_text(name: str, struct: type[msgspec.Struct], more: str = "") -> str:

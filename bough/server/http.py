@@ -147,7 +147,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener = listener
-        self._onward = onward
+        self._onward, self._body_timeout_s = onward, settings.body_timeout_s
         self._full = True  # it does not accept
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -173,7 +173,8 @@ class HttpServer(uvicorn.Server):
         self._weigh(accepted.fileno())  # the lowest free number: all below are in use
 
     async def _connect(self, accepted: socket.socket) -> None:
-        loop, made = asyncio.get_running_loop(), functools.partial(HttpProtocol, self.config, self.server_state)
+        loop, how = asyncio.get_running_loop(), (self.config, self.server_state, self._body_timeout_s)
+        made = functools.partial(HttpProtocol, *how)
         with contextlib.suppress(OSError):  # the client has left, or does not speak TLS
             await loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl)
 

@@ -21,10 +21,13 @@ from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
+from bough.server.errors import HttpError
+
 log = logging.getLogger(__name__)
 
 EXCHANGE_KEY = "bough.exchange"  # of the scope
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
+LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends
 MOST_HEAD = 1 << 18  # bytes that come without being of a body: request line and headers, or what follows a body
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
@@ -42,8 +45,9 @@ class HttpProtocol(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, body_timeout_s: float) -> None:
         self.state = server_state
+        self.body_timeout_s = body_timeout_s
         self.drained: asyncio.Future[None] | None = None  # while the client is slower than its response
         self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
         self._keep_alive_s = config.timeout_keep_alive
@@ -86,11 +90,15 @@ class HttpProtocol(asyncio.Protocol):
         left_s = after_s
         if self._current is None and not self.transport.is_closing():
             left_s += self._active_s - self.loop.time()
-            unread = select.poll()  # to a process that was stopped, every connection looks idle
-            unread.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-            if left_s <= 0 and not unread.poll(0):
+            if left_s <= 0 and not self.unread():
                 self.transport.close()
         return left_s
+
+    def unread(self) -> bool:
+        """Whether the kernel holds something for it. To a process that was stopped, every connection looks idle."""
+        ready = select.poll()
+        ready.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(ready.poll(0))
 
     def _check_idle(self) -> None:
         left_s = self.close_idle(self._keep_alive_s)
@@ -238,6 +246,7 @@ class Exchange:
         self._transport = connection.transport
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._due_s, self._come = 0.0, LEAST_BODY  # until when more must come, and the bytes since that was set
         self._news: asyncio.Event | None = None  # for an application that waits
         self._read = False  # the application has the end of the body
         self._head = b""  # that has not left
@@ -251,6 +260,7 @@ class Exchange:
         if body and not self.complete:
             self._body.append(body)
             self._body_bytes += len(body)
+            self._come += len(body)
         self._wake()
         return self._body_bytes
 
@@ -304,15 +314,28 @@ class Exchange:
         if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):
             self._let_continue()
         self._connection.resume_reading()
+        if self._come >= LEAST_BODY:
+            self._come, self._due_s = 0, self._connection.loop.time() + self._connection.body_timeout_s
         while not (self.gone or self.complete or self._body or (self.whole and not self._read)):
-            if self._news is None:
-                self._news = asyncio.Event()
-            self._news.clear()
-            await self._news.wait()
+            await self._more()
         if self.gone or self.complete:
             return {"type": "http.disconnect"}
         self._read = self.whole
         return {"type": "http.request", "body": self._taken(), "more_body": not self.whole}
+
+    async def _more(self) -> None:
+        """Waits for news. A client that sends a body byte by byte would hold memory for as long as it likes."""
+        if self._news is None:
+            self._news = asyncio.Event()
+        self._news.clear()
+        try:
+            async with asyncio.timeout_at(None if self.whole or self.started else self._due_s):
+                await self._news.wait()
+        except TimeoutError:
+            if not (self._news.is_set() or self._connection.unread()):
+                limit = f"within {self._connection.body_timeout_s:g} s (--body-timeout-s)"
+                reason = f"The body came too slowly: {LEAST_BODY >> 10} KiB of it, or its end, must come {limit}."
+                raise HttpError(408, reason, "RequestTimeoutError", {"Connection": "close"}) from None
 
     def _taken(self) -> bytes:
         pieces, self._body, self._body_bytes = self._body, [], 0

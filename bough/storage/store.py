@@ -81,6 +81,15 @@ class Store:
         self.counts.update(found=got, missed=len(keys) - got)
         return got
 
+    def remove(self, keys: Sequence[str]) -> None:
+        """What a failing store keeps is found out by the next request that reads it."""
+
+        def removed(key: str) -> bool:
+            self._backend.remove(key)
+            return True
+
+        self._leading("put", map(removed, keys))
+
     def _read(self, key: str, run: Buffer) -> bool:
         header = bytearray(HEADER.size)
         there = self._backend.read(key, header, run)

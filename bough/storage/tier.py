@@ -87,6 +87,11 @@ class StoreTier(Handover):
             if self._transfers.put([key], [run]) is not None:
                 self._recent.add(key)
 
+    def forget(self, tokens: IntArray, namespace: str) -> None:
+        keys = run_keys((*self._identity, namespace), tokens)
+        self._recent.difference_update(keys)
+        self._transfers.remove(keys)
+
     @property
     def figures(self) -> dict[str, float]:
         counts, dropped = self._transfers.store.counts, self._transfers.dropped

@@ -55,6 +55,10 @@ class Transfers:
         self._waiting[future] = size
         return future
 
+    def remove(self, keys: Sequence[str]) -> None:
+        """When what waits has been written."""
+        self._writer.submit(self.store.remove, keys)
+
     def fetch(self, keys: Sequence[str], run_bytes: int) -> Fetch:
         fetch = Fetch(keys, run_bytes)
         fetch.future = self._reader.submit(fetch.read, self.store)

@@ -9,8 +9,11 @@ write in the place of an image, is found by trying: the ways to write such a loo
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
 from os.path import commonprefix
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 CONTINUE_MARK = "<<<bough-continues-here>>> "
 KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 PROBE = "bough-tries-this"
+LIMIT_S, LIMIT_EACH_S = 1.0, 0.001  # of computing, for a prompt and for each of its messages and tools
+MOST_TEXT = 1 << 27  # characters of a text, or entries of a list, that a template may make
 
 
 class ChatTemplate:
@@ -174,6 +179,8 @@ def _text_part(text: str) -> dict[str, str]:
 def _run(source: str, variables: Mapping[str, Any]) -> str:
     from jinja2 import TemplateError
 
+    given = len(variables["messages"]) + len(variables.get("tools") or ())
+    _clock.due_s = time.thread_time() + LIMIT_S + LIMIT_EACH_S * given
     try:
         return compile_template(source).render(variables)
     except TemplateError as error:
@@ -193,7 +200,7 @@ def compile_template(source: str) -> Template:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import ext, nodes, parser
+    from jinja2 import ext, nodes, parser, visitor
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(ext.Extension):
@@ -205,13 +212,68 @@ def _environment() -> Environment:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+    class Counting(visitor.NodeTransformer):
+        def visit_For(self, node: nodes.For) -> nodes.Node:
+            node.iter = nodes.Filter(node.iter, "_ticking", [], [], None, None)
+            return self.generic_visit(node)
+
+        def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
+            node.node = nodes.Filter(node.node, "_sized", [], [], None, None)
+            return node
+
+    class Limited(ImmutableSandboxedEnvironment):
+        """Template authors need not mean well. To go on for ever takes loops or calls; to fill the memory, values that
+        grow from one to the next by a name, an argument or a block, or an operator that multiplies."""
+
+        intercepted_binops = frozenset(("*", "**"))
+        concat = staticmethod(lambda parts: _sized("".join(parts)))
+
+        def _generate(self, source: nodes.Template, *given: Any, **options: Any) -> str:
+            return super()._generate(Counting().visit(source), *given, **options)
+
+        def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+            _tick()
+            for value in (*args, *kwargs.values()):
+                _sized(value)
+            return super().call(context, obj, *args, **kwargs)
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
+                    _sized(value, times)
+            return super().call_binop(context, operator, left, right)
+
+    environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
+    del environment.globals["lipsum"]  # any amount of text, and of no use in a prompt
+    environment.filters |= {"tojson": _to_json, "_ticking": _ticking, "_sized": _sized}
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
+
+
+_clock, _steps = threading.local(), itertools.count()
+
+
+def _tick() -> None:
+    """Computing is counted, not time, so that a busy machine makes nothing fail."""
+    if not next(_steps) % 16 and time.thread_time() > _clock.due_s:  # which is a system call
+        raise RequestError("The chat template does not come to an end; give another with --chat-template.")
+
+
+def _ticking(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        _tick()
+        yield value
+
+
+def _sized(value: Any, times: int = 1) -> Any:
+    """Numbers count more: the time that they take grows faster than their length."""
+    size = len(value) if isinstance(value, str | list | tuple) else 0
+    if isinstance(value, int):
+        size = value.bit_length() << 10
+    if size * abs(times) > MOST_TEXT:
+        raise RequestError("The chat template makes too much text; give another with --chat-template.")
+    return value
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -72,6 +72,13 @@ def test_what_is_not_recorded_is_named(fields: dict[str, Any], lacks: str) -> No
         (lambda rows: torch.nn.functional.silu(rows, inplace=True), "silu"),
         (lambda rows: torch.nn.functional.relu(rows, inplace=True), "relu"),
         (lambda rows: torch.mul(rows, 2.0, out=rows), "mul"),
+        # By way of their memory, which torch's functions say nothing of.
+        (lambda rows: rows.set_(torch.empty(3, 8, device="meta")), "set_"),
+        (lambda rows: rows.set_(), "set_"),
+        (lambda rows: rows.untyped_storage().fill_(0), "set_"),
+        (lambda rows: rows.resize_(2, 8), "resize_"),
+        (lambda rows: setattr(rows, "data", torch.empty(3, 8, device="meta")), "__set__"),
+        (lambda rows: torch.empty(3, 8, out=rows), "resize_"),
         (lambda rows: torch.tanh(input=rows), "tanh"),
         (lambda rows: torch.cat([rows, rows]), "cat"),
     ],
@@ -83,3 +90,23 @@ def test_what_torch_would_compute_is_recorded_or_refused(compute: Callable[[torc
         assert recorder.place(rows * 2.0 + (weight + 1)).buffer.width == 8
         with pytest.raises(NotRecordedError, match=lacks):
             compute(rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        (lambda weight: weight.add_(1.0), "add_"),
+        (lambda weight: operator.setitem(weight, 0, 1.0), "copy_"),
+        (lambda weight: torch.add(weight, 1.0, out=weight), "add"),
+        (lambda weight: weight.set_(torch.zeros(8)), "set_"),
+        (lambda weight: setattr(weight, "data", torch.zeros(8)), "__set__"),
+    ],
+)
+def test_what_would_change_a_weight_with_each_step_is_refused(
+    change: Callable[[torch.Tensor], Any], lacks: str
+) -> None:
+    weight = torch.ones(8)
+    with pytest.raises(NotRecordedError, match=lacks), Recording(Recorder(tokens=3, logits=1)):
+        change(weight)
+    assert weight.tolist() == [1.0] * 8
+    weight.add_(1.0)  # the recording is over

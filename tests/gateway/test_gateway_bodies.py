@@ -273,9 +273,22 @@ def test_one_body_is_bounded_before_it_is_read_and_while_it_comes() -> None:
     assert refused(held, pieces(MIB, 1), most=MIB)[0] == 413
 
 
-def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies_module, "PAUSE_S", 0.0)
-    assert refused(HeldBody(small_room()), pieces(5, more=True))[0] == 408
+@pytest.mark.parametrize("path", ["/v1/completions", "/workers"])
+def test_a_body_that_comes_too_slowly_is_given_up(path: str) -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, body_timeout_s=1.0) as d:
+
+            async def slow() -> AsyncIterator[bytes]:
+                while True:
+                    yield b" "
+                    await asyncio.sleep(0.02)
+
+            async with d.client.post(d.url + path, data=slow()) as refused:
+                assert refused.status == 408 and refused.headers["Connection"] == "close"
+                assert "within 1 s (--body-timeout-s)" in (await refused.json())["error"]["message"]
+            await until(lambda: not d.gateway.bodies.held)
+
+    asyncio.run(main())
 
 
 def test_room_must_be_left_for_the_largest() -> None:

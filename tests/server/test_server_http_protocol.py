@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.server_settings import ServerSettings
 from bough.server import http
+from bough.server.app import App
+from bough.server.bodies import read_bytes
+from bough.server.endpoint import Endpoint
 from bough.server.http import HttpServer, open_listener
-from bough.server.http_protocol import EXCHANGE_KEY, HttpProtocol
+from bough.server.http_protocol import EXCHANGE_KEY, LEAST_BODY, HttpProtocol
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Open = Callable[[], Awaitable[Client]]
@@ -197,6 +202,86 @@ def test_a_head_that_comes_byte_by_byte_has_its_time(monkeypatch: pytest.MonkeyP
             return b""
 
     assert asyncio.run(play()) == b""
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """Time goes on by itself, and in leaps."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+def uploaded(*pieces: bytes, pause_s: float = 50.0) -> bytes:
+    """What a server with its own limits answers to a body that comes with such pauses between its pieces."""
+    clock, come = Clock(), [0]
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        async def noted() -> Message:
+            message = await receive()
+            come[0] += len(message.get("body", b""))
+            return message
+
+        await App([Endpoint("/a", sized, "its length")], ServerSettings())(scope, noted, send)
+
+    async def play() -> bytes:
+        async with served(noting) as connect:
+            reader, writer = await connect()
+            reading = asyncio.create_task(reader.read())
+            size = sum(map(len, pieces))
+            writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (LAST, size))
+            sent = 0
+            for piece in pieces:
+                writer.write(piece)
+                sent += len(piece)
+                while come[0] < sent and not reading.done():
+                    await asyncio.sleep(0.001)
+                if reading.done():
+                    break
+                clock.ahead_s += pause_s
+                await asyncio.sleep(0.01)  # in which nothing comes
+            raw = await reading
+            writer.close()
+            return raw
+
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        return runner.run(play())
+
+
+async def sized(request: Request) -> Response:
+    return Response(f"{len(await read_bytes(request))} bytes")
+
+
+@pytest.mark.parametrize("piece", [b"x", b"x" * (LEAST_BODY // 2 - 1)])
+def test_a_body_that_comes_byte_by_byte_has_its_time(piece: bytes) -> None:
+    head, _, text = uploaded(*[piece] * 100).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head
+    assert b"64 KiB of it, or its end, must come within 60 s (--body-timeout-s)." in text
+
+
+def test_a_long_upload_that_goes_on_is_taken() -> None:
+    assert body_of(uploaded(*[b"x" * LEAST_BODY] * 30)) == b"%d bytes" % (30 * LEAST_BODY)
+
+
+def test_a_body_that_came_while_the_process_was_stopped_is_read() -> None:
+    """Its time is over when the process goes on, and then it is there."""
+
+    async def play() -> bytes:
+        async with served(echo) as connect:
+            reader, writer = await connect()
+            writer.write(POST[:-1].replace(b"Host", LAST + b"Host"))
+            while not (waiting := [task for task in asyncio.all_tasks() if "Exchange.run" in repr(task)]):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting[0].done()
+            writer.transport.write(POST[-1:])  # the server has no turn before the clock leaps
+            clock.ahead_s += 500.0
+            return await reader.read()
+
+    clock = Clock()
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        assert body_of(runner.run(play())) == b"POST /a b c=d hello"
 
 
 def test_an_idle_connection_is_closed_unless_a_request_waits_to_be_read() -> None:

@@ -43,7 +43,7 @@ class Kept:
         return value is not None
 
     def remove(self, key: str) -> None:
-        self.values.pop(key)
+        self.values.pop(key, None)
 
     def clear(self) -> None:
         self.values.clear()

@@ -124,6 +124,23 @@ def test_names_keep_apart_what_differs() -> None:
     assert Rig(kept).ask(namespace="salt") == (512, (512, "file"))
 
 
+def test_what_a_poisoned_request_has_computed_is_not_in_the_store_either() -> None:
+    kept = Kept()
+    rig = Rig(kept)
+    rig.ask(namespace="another")
+    others = dict(kept.values)
+    rig.ask()
+    assert len(kept.values) == 4, "its prefix was stored before its numbers were known"
+    rig.bench.executor.poisoned_rows.update(range(8))
+    rig.bench.ask(2, [*PROMPT, 7], max_new_tokens=2)
+    rig.bench.run()
+    assert kept.values == others
+    rig.bench.executor.poisoned_rows.clear()
+    assert Rig(kept).ask() == (0, None), "another engine finds nothing"
+    kept.values = dict(others)
+    assert rig.ask() == (0, None) and len(kept.values) == 4, "what is right is stored again"
+
+
 def test_a_damaged_run_is_computed_anew_and_written_again() -> None:
     kept = Kept()
     Rig(kept).ask()

@@ -8,6 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from bough.core.errors import RequestError
+from bough.tokenizer import chat_template
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -105,6 +106,57 @@ def test_a_failing_template_is_the_requests_error(template: str, messages: Any, 
 def test_what_cannot_be_continued(template: str, messages: Any, generate: bool, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         ChatTemplate(template).render(messages, add_generation_prompt=generate, continue_final_message=True)
+
+
+LONG = "{% for i in range(99999) %}"
+GROWING = "{% set ns = namespace(s='ab', l=[1, 2], n=3) %}{% for i in range(99) %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LONG * 4 + "{% endfor %}" * 4,
+        LONG * 4 + "{{ loop.length }}" + "{% endfor %}" * 4,
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% for i in [1, 2] recursive %}{% if loop.depth < 40 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+        LONG * 4 + "{{ range(999) | sort | length }}" + "{% endfor %}" * 4,
+    ],
+)
+def test_a_template_without_an_end_is_ended(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "LIMIT_S", 0.05)
+    with pytest.raises(RequestError, match="does not come to an end; give another with --chat-template"):
+        ChatTemplate(template).render(TALK)
+    assert ChatTemplate("{{ messages | length }}").render(TALK) == str(len(TALK)), "the next one has its own time"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        GROWING + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        GROWING + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        GROWING + "{% set ns.l = ns.l + ns.l %}{% endfor %}",
+        GROWING + "{% set ns.n = ns.n * ns.n %}{% endfor %}",
+        "{% macro m(s) %}{{ s }}{{ s }}{% endmacro %}" + GROWING + "{% set ns.s = m(ns.s) %}{% endfor %}",
+        GROWING + "{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}{% endfor %}",
+        "{% macro m(s) %}{{ m(s + s) }}{% endmacro %}{{ m('ab') }}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ 10 ** 7 * [0] }}",
+        "{{ 9 ** 9 ** 9 }}",
+    ],
+)
+def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MOST_TEXT", 1 << 20)
+    with pytest.raises(RequestError, match="makes too much text; give another with --chat-template"):
+        ChatTemplate(template).render(TALK)
+
+
+def test_a_long_conversation_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "LIMIT_S", 0.0)
+    template = ChatTemplate(
+        "{% for m in messages %}" + "{{ m.content }}{{ loop.index }}{{ loop.last }};" + "{% endfor %}"
+    )
+    expected = "".join(f"a{i + 1}{i == 9999};" for i in range(10_000))
+    assert template.render([{"role": "user", "content": "a"}] * 10_000) == expected
 
 
 def test_named_templates_are_chosen_by_tools() -> None:

@@ -70,12 +70,13 @@ audit: $(STAMP)
 	$(BIN)/python -m tools.audit
 
 VARIANT ?= cpu
-BUILDER ?= $(shell command -v podman || command -v docker)
+BUILDER ?= $(shell command -v podman || command -v docker || command -v buildah)
 
+# BASE: another base image, of Debian or Ubuntu. BUILD_FLAGS: what else the builder is told.
 image:
-	@test -n "$(BUILDER)" || { echo "There is neither podman nor docker; install one, or name a builder with BUILDER=."; exit 1; }
-	$(BUILDER) build --file Containerfile --build-arg VARIANT=$(VARIANT) \
-	$(if $(TORCH_CPU_INDEX),--build-arg TORCH_CPU_INDEX=$(TORCH_CPU_INDEX)) --tag bough:$(VARIANT) .
+	@test -n "$(BUILDER)" || { echo "There is no podman, docker or buildah; install one, or name a builder with BUILDER=."; exit 1; }
+	$(BUILDER) build $(BUILD_FLAGS) --file Containerfile --build-arg VARIANT=$(VARIANT) \
+	$(if $(BASE),--build-arg BASE=$(BASE)) $(if $(TORCH_CPU_INDEX),--build-arg TORCH_CPU_INDEX=$(TORCH_CPU_INDEX)) --tag bough:$(VARIANT) .
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -292,7 +293,8 @@ class Engine:
         self._cleanup.callback(attach_media(self._client, self._processes.files, self.settings, self.tokenizer))
         from bough.client.vectors import Vectors
 
-        self._vectors = Vectors(self._client, self._read_vectors, self.tokenizer, self._processes.limits)
+        read = partial(asyncio.to_thread, self._reader.read)
+        self._vectors = Vectors(self._client, read, self.tokenizer, self._processes.limits)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -308,9 +310,6 @@ class Engine:
             if "unexpected keyword" not in str(error):
                 raise
             raise RequestError(f"generate(): {str(error).split('() ')[-1]}.") from None
-
-    async def _read_vectors(self, **given: Any) -> Inputs:
-        return await asyncio.to_thread(self._reader.read, **given)
 
     def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed:

@@ -286,7 +286,9 @@ class Scheduler:
             case messages.GetState():
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case messages.GetTree():
-                self._outbox.reply(Reply(message.call, True, data=self._cache.show(message.limit, message.node)))
+                readers = ((each.handle, each.node) for each in self._requests.values() if each.node is not None)
+                shown = self._cache.show(message.limit, message.node, readers)
+                self._outbox.reply(Reply(message.call, True, data=shown))
             case messages.GetTimeline():
                 shown = self._timeline.show(self._records(), message.since, self._clock(), message.name)
                 self._outbox.reply(Reply(message.call, True, data=shown))

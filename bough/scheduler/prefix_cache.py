@@ -4,7 +4,7 @@ Only this class moves pages between the pool, the tree and the `GroupPages` of f
 (`--disable-radix-cache`) the tree stays empty and every request owns all its pages.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,13 +175,12 @@ class PrefixCache:
             "num_evicted_tokens": self.evicted * self.page_size,
         }
 
-    def show(self, limit: int, node: tuple[int, int] | None) -> dict[str, Any]:
-        """The tree for people who watch it, or the tokens of one of its nodes."""
+    def show(self, limit: int, node: tuple[int, int] | None, readers: Iterable[tuple[int, Node]]) -> dict[str, Any]:
+        """The tree for people who watch it, with the requests that read it; or the tokens of one of its nodes."""
         if node is not None:
             return {"ids": tokens_of(self.tree, *node, limit)}
-        return {"used_tokens": self.used_tokens, "total_tokens": self.pool.total * self.page_size} | snapshot(
-            self.tree, limit
-        )
+        figures = {"used_tokens": self.used_tokens, "total_tokens": self.pool.total * self.page_size}
+        return figures | snapshot(self.tree, limit, readers)
 
     def _evict(self, count: int) -> IntArray:
         return self.tree.evict(count)

@@ -127,5 +127,6 @@ def test_the_readme_says_what_is_not_done_as_the_pages_and_the_code_do() -> None
     assert "none has run there" in section and "Nothing has been run on an AMD device" in text_of("gpu-backends")
     untried = "have not been run on a GPU" in section
     assert untried and all("not been run on a GPU" in text_of(page) for page in ("embeddings", "audio"))
-    assert "not been built by a builder" in section and "itself was not built" in text_of("install")
+    assert "not on the Ubuntu that it names" in section and "not built on Ubuntu 24.04" in text_of("install")
+    assert "nor run with a GPU" in section and "there was no GPU" in text_of("install")
     assert "not applied to a cluster" in section and "not applied to a cluster" in text_of("deployment")

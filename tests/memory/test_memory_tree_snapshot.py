@@ -42,6 +42,19 @@ def test_columns_tell_each_node_and_its_parent() -> None:
     assert seen["used"] == [3, 3, 2] and seen["hits"] == [1, 1, 0] and seen["locks"] == [1, 1, 0]
 
 
+def test_requests_are_told_with_the_last_node_of_theirs_that_is_shown() -> None:
+    tree = RadixTree()
+    tree.insert(ids(1, 2, 3, 4), ids(11, 12, 13, 14))
+    tree.insert(ids(1, 2, 7), ids(11, 12, 23))
+    four, seven = (tree.match(key).node for key in (ids(1, 2, 3, 4), ids(1, 2, 7)))
+    readers = [(901, four), (902, seven), (903, tree.root)]
+    seen = snapshot(tree, 100, readers)
+    assert [number for number, _ in seen["readers"]] == [901, 902, 903]
+    assert [seen["tokens"][place] for _, place in seen["readers"][:2]] == [2, 1] and seen["readers"][2][1] == -1
+    assert {seen["parent"][place] for _, place in seen["readers"][:2]} == {0}
+    assert snapshot(tree, 1, readers)["readers"] == [(901, 0)], "its own node is not shown; no more than the limit"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_all_nodes_are_shown_once_with_names_of_their_own(seed: int) -> None:
     tree = grown(seed)

@@ -1,4 +1,4 @@
-"""The Containerfile, read: there is no builder to build it with where tests run."""
+"""The Containerfile: read; its wheel built from what it copies; where there is a builder, built, started and asked."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_the_shell_can_read_every_command(run: str) -> None:
     subprocess.run([shell, "-n", "-c", run], check=True)
 
 
-def test_the_pages_say_that_it_was_read_and_not_built() -> None:
+def test_the_pages_say_how_it_is_built_and_with_what_it_was() -> None:
     page = " ".join((ROOT / "docs" / "install.md").read_text().split())
-    assert "make image VARIANT=cuda" in page and "itself was not built" in page
+    assert "make image VARIANT=cuda" in page and "python -m tools.image" in page and "BASE=" in page
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not there")
@@ -92,3 +92,21 @@ def test_the_wheel_is_built_from_what_is_copied_and_nothing_else(tmp_path: Path)
     (wheel,) = (tmp_path / "dist").iterdir()
     with zipfile.ZipFile(wheel) as packed:
         assert {"bough/cli/main.py", "bough/server/ui/app.js"} <= set(packed.namelist())
+
+
+SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}  # of Debian, by the Python that wheels here may be for
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("buildah") is None or shutil.which("mmdebstrap") is None,
+    reason="needs root, buildah and mmdebstrap",
+)
+def test_the_image_is_built_and_its_server_answers() -> None:
+    suite = SUITES.get(sys.version_info[:2], "trixie")
+    words = [sys.executable, "-m", "tools.image", "--suite", suite]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["answer"] and report["users"] == steps("USER") and report["exit_code"] == 0

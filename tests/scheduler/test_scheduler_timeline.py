@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from bough.messages.requests import Abort, GetTimeline
+from bough.messages.requests import Abort, GetTimeline, GetTree
 from bough.observability import timeline as kept
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
@@ -121,3 +121,27 @@ def test_a_caller_finds_its_request_and_learns_no_other_name() -> None:
     shown = timeline(bench, name="mine")
     assert shown["found"] == 1 and timeline(bench, name="other")["found"] is None
     assert "secret" not in repr(shown)
+
+
+def test_the_tree_tells_which_requests_read_it_by_the_numbers_of_the_timeline() -> None:
+    bench = Bench(FakeExecutor(rows=2, pages=256))
+
+    def readers() -> dict[int, tuple[int, int]]:
+        """Each with the locks and the children of the last node that it holds."""
+        bench.submit(GetTree(98, 100))
+        bench.turn()
+        shown = bench.out.replies[-1].data
+        return {number: (shown["locks"][at], shown["parent"].count(at)) for number, at in shown["readers"]}
+
+    common = list(range(1, 21))
+    for handle in (1, 2, 3):  # the third has no row to run in
+        bench.ask(handle, [*common, 30 + handle], max_new_tokens=30, rid=f"secret-{handle}")
+    bench.turn(8)
+    seen = readers()
+    assert set(seen) == {1, 2} and all(locks == 1 and below == 0 for locks, below in seen.values())
+    assert set(seen) < {request["id"] for request in timeline(bench)["requests"]}
+    bench.submit(Abort(1), Abort(2))
+    bench.turn(8)
+    assert set(readers()) == {3}
+    run(bench)
+    assert readers() == {}

@@ -168,6 +168,7 @@ def test_the_stream_shows_what_the_scheduler_has_cached() -> None:
     last = seen[-1]
     assert last["tokens"][last["parent"].index(-1)] == len(text) and last["hits"][last["parent"].index(-1)] >= 1
     assert sum(last["tokens"]) == last["cached_tokens"] and last["locks"] == [0] * len(last["locks"])
+    assert last["readers"] == [], "all have ended"
 
 
 def test_a_timeline_goes_from_the_http_request_to_the_last_text() -> None:

@@ -6,7 +6,7 @@ to the upper half, and no two nodes that came together begin at one position.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -38,15 +38,24 @@ def recent_nodes(root: Node, limit: int) -> Iterator[Seen]:
         place, number, end = number, number + 1, start + len(node.tokens) // TOKEN_BYTES
 
 
-def snapshot(tree: RadixTree, limit: int) -> dict[str, Any]:
-    """Columns with a figure of each node; times are readings of `clock`, which counts lookups and insertions."""
+def snapshot(tree: RadixTree, limit: int, readers: Iterable[tuple[int, Node | None]] = ()) -> dict[str, Any]:
+    """Columns with a figure of each node; times are readings of `clock`, which counts lookups and insertions. Of the
+    first `limit` readers, requests by number with the last node that each has locked: the number, and where that node,
+    or the nearest above it that is shown, stands in the columns (-1: none)."""
     seen = list(recent_nodes(tree.root, limit))
+    places = {node: place for place, (node, _, _) in enumerate(seen)}
+    held = []
+    for number, node in islice(readers, limit):
+        while node is not None and node not in places:
+            node = node.parent
+        held.append((number, -1 if node is None else places[node]))
     figures = {"created": "created", "used": "last_used", "hits": "hits", "locks": "locks"}
     return {
         "clock": tree.clock,
         "cached_tokens": tree.total_pages * tree.page_size,
         "parent": [parent for _, parent, _ in seen],
         "tokens": [len(node.tokens) // TOKEN_BYTES for node, _, _ in seen],
+        "readers": held,
         **{name: [getattr(node, field) for node, _, _ in seen] for name, field in figures.items()},
     }
 

@@ -13,6 +13,7 @@ export interface Snapshot {
   used: number[];
   hits: number[];
   locks: number[];
+  readers: [request: number, last: number][]; // each with the last node that it has locked, with all above; -1: none
 }
 
 export interface Layout {

@@ -21,7 +21,11 @@ interface Span {
   to: number;
 }
 
-/** `rid` is the id of an answer whose request is to be shown. */
+/** The view of a request that the engine knows by this number. */
+export const timelineOf = (request: number): string => `#timelines/${NUMBERED}${request}`;
+const NUMBERED = "@";
+
+/** `rid` is the id of an answer whose request is to be shown, or the engine's number of a request. */
 export function Timelines({ rid }: { rid: string }): VNode {
   const [replicas, setReplicas] = useState<Recording[]>([]);
   const [problem, setProblem] = useState("");
@@ -44,7 +48,7 @@ export function Timelines({ rid }: { rid: string }): VNode {
       try {
         const answer = await json<{ replicas: Answer[] }>(`/ui/timeline?${query}`, { signal: stop.signal });
         const next = answer.replicas.map((each, index) => (latest.current[index] ?? new Recording()).with(each));
-        const home = next.findIndex((each) => each.found !== null);
+        const home = next.findIndex((each) => foundIn(each, rid) !== null);
         if (home >= 0) setRank(home);
         setReplicas(next);
         setProblem("");
@@ -70,7 +74,7 @@ export function Timelines({ rid }: { rid: string }): VNode {
   useEffect(() => setChosen(null), [rid]);
 
   const recording = replicas[Math.min(rank, replicas.length - 1)];
-  const shown = chosen ?? (rid ? recording?.found : null);
+  const shown = chosen ?? (recording ? foundIn(recording, rid) : null);
   const request = recording?.requests.find(({ id }) => id === shown);
   return (
     <section class="timelines" aria-label="Timelines">
@@ -95,7 +99,7 @@ export function Timelines({ rid }: { rid: string }): VNode {
       {problem && <p class="error" role="alert">{problem}</p>}
       {!recording ? !problem && <p class="hint">Reading what was recorded …</p> : (
         <>
-          {rid && recording.found === null && <p class="hint">The request of this answer is not among the last that the server keeps.</p>}
+          {rid && foundIn(recording, rid) === null && <p class="hint">The request is not among the last that the server keeps.</p>}
           {request ? <OneRequest request={request} /> : <Requests recording={recording} onChoose={setChosen} />}
           <Steps
             steps={recording.steps}
@@ -106,6 +110,11 @@ export function Timelines({ rid }: { rid: string }): VNode {
       )}
     </section>
   );
+}
+
+function foundIn(recording: Recording, rid: string): number | null {
+  if (!rid.startsWith(NUMBERED)) return rid ? recording.found : null;
+  return recording.requests.find(({ id }) => id === Number(rid.slice(NUMBERED.length)))?.id ?? null;
 }
 
 const across = ({ from, to }: Span, time: number): number =>

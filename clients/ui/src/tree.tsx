@@ -1,10 +1,11 @@
 // The radix tree as it grows, on a canvas: width is tokens, colour is age or hits, locked paths are marked.
-import type { VNode } from "preact";
+import { Fragment, type VNode } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ApiError, call, events, json, messageOf } from "./api";
 import { Figure } from "./charts";
 import { count, duration, percent } from "./format";
 import { across, layOut, type Layout, type Snapshot } from "./layout";
+import { timelineOf } from "./timelines";
 
 interface Shot {
   time: number; // seconds
@@ -14,6 +15,7 @@ interface Shot {
 type Colour = "age" | "hits";
 const KEPT = 180; // snapshots that one can step back through
 const LISTED = 12; // largest nodes, as text
+const NAMED = 4; // requests of those that read a node
 
 export function Tree(): VNode {
   const [shots, setShots] = useState<Shot[]>([]);
@@ -175,6 +177,7 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
     else return;
     event.preventDefault();
   };
+  const readers = useMemo(() => readersOf(snapshot), [snapshot]);
   const locked = snapshot.locks.filter((locks) => locks > 0).length;
   const largest = useMemo(() => [...whole.shown].sort((a, b) => snapshot.tokens[b]! - snapshot.tokens[a]!).slice(0, LISTED), [whole]);
   return (
@@ -197,7 +200,8 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
           {node === undefined ? "Point at a node, or move with the arrow keys." : (
             <>
               <b>{count(snapshot.tokens[node]!)} tokens</b> from {count(layout.start[node]!)}, {count(snapshot.hits[node]!)} hits,{" "}
-              used {ages(node)}, {snapshot.locks[node]! > 0 ? `read by ${snapshot.locks[node]}` : "not read now"}
+              used {ages(node)}, {snapshot.locks[node]! > 0 ? "read by " : "not read now"}
+              {snapshot.locks[node]! > 0 && <Readers locks={snapshot.locks[node]!} requests={readers[node]} />}
             </>
           )}
         </p>
@@ -213,7 +217,7 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
             <tbody>
               {largest.map((each) => (
                 <tr key={each}>
-                  <td>{whole.start[each]}</td><td>{snapshot.tokens[each]}</td><td>{snapshot.hits[each]}</td><td>{ages(each)}</td><td>{snapshot.locks[each]}</td>
+                  <td>{whole.start[each]}</td><td>{snapshot.tokens[each]}</td><td>{snapshot.hits[each]}</td><td>{ages(each)}</td><td><Readers locks={snapshot.locks[each]!} requests={readers[each]} /></td>
                 </tr>
               ))}
             </tbody>
@@ -222,6 +226,35 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
       </details>
     </>
   );
+}
+
+/** The requests that read each node. */
+function readersOf(snapshot: Snapshot): number[][] {
+  const readers: number[][] = [];
+  for (const [request, last] of snapshot.readers) {
+    for (let node = last; node >= 0; node = snapshot.parent[node]!) (readers[node] ??= []).push(request);
+  }
+  return readers;
+}
+
+/** How many read a node, and the first of them by name. Sessions and pinned prefixes lock nodes too, and have none. */
+function Readers({ locks, requests = [] }: { locks: number; requests?: number[] }): VNode {
+  const more = requests.length - NAMED;
+  return (
+    <>
+      {count(locks)}{requests.length > 0 && ": "}
+      {requests.slice(0, NAMED).map((request, index) => (
+        <Fragment key={request}>{index > 0 && ", "}<a href={timelineOf(request)}>request {shortName(request)}</a></Fragment>
+      ))}
+      {more > 0 && ` and ${count(more)} more`}
+    </>
+  );
+}
+
+/** Numbers begin with that of the process which took the request. */
+function shortName(request: number): string {
+  const [taker, number] = [Math.floor(request / 2 ** 48), request % 2 ** 48];
+  return taker ? `${taker}.${number}` : String(number);
 }
 
 /** The engine's clock counts lookups; when it passed a reading is known since this page has watched. */

@@ -42,6 +42,15 @@ FRAMES = """async () => {
   }
   return 60 / ((performance.now() - began) / 1000);
 }"""
+BOTH = """([key, text, rids]) => {
+  const headers = {authorization: 'Bearer ' + key, 'content-type': 'application/json'};
+  const sampling_params = {max_new_tokens: 4000, ignore_eos: true};
+  for (const rid of rids)
+    fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params})}).catch(() => {});
+}"""
+SHARED = (
+    """[...document.querySelectorAll('td')].map(cell => cell.textContent).find(text => text.startsWith('2: request'))"""
+)
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 MANY = 5000  # nodes
@@ -53,13 +62,21 @@ def many_nodes() -> dict[str, Any]:
     figures: dict[str, Any] = {name: [value] * MANY for name, value in columns.items()}
     figures |= {"parent": [(node - 1) // 9 if node else -1 for node in range(MANY)]}
     figures |= {"used": list(range(MANY)), "hits": [node % 7 for node in range(MANY)]}
-    return {**figures, "clock": MANY, "cached_tokens": 40 * MANY, "used_tokens": 0, "total_tokens": 80 * MANY}
+    return {
+        **figures,
+        "readers": [],
+        "clock": MANY,
+        "cached_tokens": 40 * MANY,
+        "used_tokens": 0,
+        "total_tokens": 80 * MANY,
+    }
 
 
 class Visit:
     def __init__(self, page: Page, given: argparse.Namespace) -> None:
         self.page, self.given = page, given
         self.seen: dict[str, Any] = {"violations": {}, "errors": [], "hosts": [], "too_wide": []}
+        self.bearer = {"authorization": f"Bearer {given.api_key}"}
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: self.seen["errors"].append(str(error)))
         page.on("request", lambda request: self.seen["hosts"].append(request.url.split("/")[2]))
@@ -214,7 +231,7 @@ class Visit:
     def ask_engine(self, text: str) -> None:
         self.page.request.post(
             f"{self.given.url}/generate",
-            headers={"authorization": f"Bearer {self.given.api_key}"},
+            headers=self.bearer,
             data={"text": text, "sampling_params": {"max_new_tokens": 8}},
         )
 
@@ -242,6 +259,29 @@ class Visit:
         self.ask_engine("Something that nobody has said before.")
         page.wait_for_timeout(2500)  # a snapshot comes once a second
         seen["changed_while_paused"] = self.clock() != held
+
+    def readers(self) -> None:
+        """Two long requests with one prompt: the node that they share names both, and leads to their timelines."""
+        page, seen, rids = self.page, self.seen, ["secret-one", "secret-two"]
+        page.get_by_role("link", name="Timelines").click()
+        page.get_by_role("link", name="Tree").click()
+        page.locator("canvas").wait_for()
+        page.evaluate(BOTH, [self.given.api_key, "Some gardens have a wall, some have a hedge. " * 20, rids])
+        page.wait_for_function(f"() => {SHARED}")
+        page.locator("canvas").focus()
+        for _ in range(100):  # roots, one below the other
+            page.keyboard.press("ArrowDown")
+            page.evaluate(DRAWN)
+            seen["read_node"] = page.locator(".node").inner_text()
+            if "2: request" in seen["read_node"]:
+                break
+        seen["readers_in_the_table"] = page.evaluate(SHARED)
+        self.look("tree-readers")
+        page.locator(".node a").first.click()
+        seen["reader"] = page.locator("h2", has_text="A request that runs").inner_text()
+        seen["rids_on_the_page"] = [rid for rid in rids if rid in page.content()]
+        for rid in rids:
+            page.request.post(f"{self.given.url}/abort_request", headers=self.bearer, data={"rid": rid})
 
     def large_tree(self) -> None:
         """The page alone: the engine shows fewer nodes."""
@@ -304,6 +344,7 @@ def main() -> None:
             visit.compare,
             visit.timelines,
             visit.tree,
+            visit.readers,
             visit.large_tree,
             visit.overview,
             visit.gateway,

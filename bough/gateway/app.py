@@ -98,7 +98,7 @@ class GatewayApp:
         try:
             self._gateway.clients.count(client, time.monotonic())
         except HttpError:
-            self._gateway.metrics.rate_limited.inc()
+            self._gateway.metrics.rate_limited[()] += 1
             raise
 
     async def _refuse(self, failure: Failure, scope: Scope, call: Call | None, send: Send) -> None:

@@ -6,11 +6,10 @@ A `Lease` is one attempt of a request at a worker; while held it counts as load,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from weakref import WeakSet
@@ -103,9 +102,9 @@ class Worker:
     def available(self) -> bool:
         return self.in_rotation and not self.draining and not self.removed
 
-    @property
-    def has_room(self) -> bool:
-        return self.limit is None or len(self.leases) < self.limit
+    def admits(self, now_s: float) -> bool:
+        """Whether it has room, and its breaker lets a request pass."""
+        return (self.limit is None or len(self.leases) < self.limit) and self.breaker.admits(now_s)
 
     def serves(self, model: str | None) -> bool:
         """A healthy worker that does not report its models may have any."""
@@ -131,8 +130,32 @@ class Worker:
                 self.suspect()
 
 
-class Lease:
-    """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`."""
+class Scope:
+    """What its task waits for inside of it can be ended from outside, with a `TimeoutError`: as `asyncio.timeout`, but
+    without a timer and the turns of the loop that each takes."""
+
+    _task: asyncio.Task[object] | None = None
+    _ended = False
+
+    def __enter__(self) -> None:
+        self._task, self._ended = asyncio.current_task(), False
+
+    def end_wait(self) -> None:
+        """Not for the task itself."""
+        if self._task is not None and not self._ended:
+            self._ended = True
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        task, self._task = self._task, None
+        # Where others have cancelled the task as well, they get to see it.
+        if self._ended and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+
+class Lease(Scope):
+    """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`. A scope
+    for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called back."""
 
     def __init__(self, worker: Worker, on_release: Callable[[], None], prefill_tokens: float = 0.0) -> None:
         self.worker = worker
@@ -147,7 +170,7 @@ class Lease:
         self.partner: Lease | None = None  # is called back with it
         self._on_release = on_release
         self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
-        self._scope: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
         worker.leases.add(self)
 
     def prefilled(self) -> None:
@@ -204,28 +227,20 @@ class Lease:
         else:
             self.heard = True  # its silence counts from here
 
-    def end_wait(self) -> None:
-        if self._scope is not None:
-            end_scope(self._scope)
+    def end_after(self, timeout_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.end_wait)
 
-    @contextlib.asynccontextmanager
-    async def bounded(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """A scope for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called
-        back."""
+    def __enter__(self) -> None:
         if self.called_back and self.resumable:
             raise WorkerLostError
+        super().__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         try:
-            async with asyncio.timeout(timeout_s) as self._scope:
-                yield
+            super().__exit__(kind, error, trace)
         except TimeoutError:
             if self.called_back:
                 raise WorkerLostError from None
             raise
-        finally:
-            self._scope = None
-
-
-def end_scope(scope: asyncio.Timeout) -> None:
-    """Ends a scope with a `TimeoutError`. No effect on one that is ending."""
-    with contextlib.suppress(RuntimeError):
-        scope.reschedule(0.0)  # which has passed

@@ -52,8 +52,8 @@ class Outlet:
         self._recent.append(data[-TAIL:])
         if self._half_line or not data.endswith(b"\n"):
             data = self._whole_lines(data)
-        if data:
-            self._pass(data)
+        self._call.sent_bytes += len(data)
+        self.exchange.write(data)
 
     async def end(self) -> None:
         if self._half_line:

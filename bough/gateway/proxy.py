@@ -274,38 +274,38 @@ class Proxy:
 
     async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         """One worker's part of a stream, until its end."""
-        lease, response = stream.lease, stream.response
+        lease, response, exchange = stream.lease, stream.response, outlet.exchange
         key = lease.worker.api_key
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
 
-        def pass_on(chunk: bytes) -> None:
-            lease.heard = True
-            piece = text.feed(chunk if key is None else scrubbed(chunk, key))
-            lease.resumable = text.resumable
-            if text.delivered:
-                lease.prove()
-            if piece:
-                outlet.write(piece)
-
-        def tap(chunk: bytes) -> bool:
-            if not outlet.exchange.writable:
+        def pass_on(chunk: bytes) -> bool:
+            if not exchange.writable:
                 return False
-            pass_on(chunk)
+            lease.heard = True
+            if key is not None:
+                chunk = scrubbed(chunk, key)
+            if text.annotated is not False or not text.delivered:  # else it passes as it is
+                chunk = text.feed(chunk)
+                lease.resumable = text.resumable
+                if text.delivered and lease.counted is None:
+                    lease.prove()
+            if chunk:
+                outlet.write(chunk)
             return True
 
-        chunk, response.tap = stream.first, tap
+        chunk, response.tap = stream.first, pass_on
         try:
             while chunk:
+                await exchange.until_writable()
                 pass_on(chunk)
-                await outlet.exchange.until_writable()
                 with lease:
                     chunk = await response.read_some()
         finally:
             response.tap = None
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
-        rest = text.rest(cut_off=by_connection and not text.resumable)
+        rest = text.rest(outlet.tail if by_connection and not text.resumable else None)
         if rest:
             outlet.write(rest)
 

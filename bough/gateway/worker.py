@@ -169,7 +169,7 @@ class Lease(Scope):
         self.called_back = False
         self.partner: Lease | None = None  # is called back with it
         self._on_release = on_release
-        self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
+        self.counted: bool | None = None  # as a success on trial; None before the first event of a stream
         self._timer: asyncio.TimerHandle | None = None
         worker.leases.add(self)
 
@@ -180,11 +180,10 @@ class Lease(Scope):
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
-        if self._counted is None:
-            self._counted = self.worker.breaker.proved(time.monotonic())
+        self.counted = self.worker.breaker.proved(time.monotonic())
 
     def succeed(self) -> None:
-        if not self._counted:
+        if not self.counted:
             self.worker.breaker.succeeded(time.monotonic())
         self._release()
 
@@ -202,7 +201,7 @@ class Lease(Scope):
         self.worker.breaker.failed(time.monotonic())
 
     def acquit(self) -> None:
-        if not self._counted:
+        if not self.counted:
             self.worker.breaker.abandoned()
 
     def abandon(self) -> None:

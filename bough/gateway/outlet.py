@@ -40,7 +40,10 @@ class Outlet:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
-        await send_whole(self._send, answer)
+        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self.exchange.until_writable()
+        self.exchange.write(answer.body, more=False)
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._begin(200)
@@ -94,6 +97,6 @@ class Outlet:
 
 
 async def send_whole(send: Send, answer: Response) -> None:
-    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+    headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})

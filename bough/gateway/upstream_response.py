@@ -45,7 +45,7 @@ class UpstreamResponse:
     # ---- for its reader
 
     def header(self, name: bytes) -> bytes | None:
-        return next((value for known, value in self.headers if known == name), None)
+        return dict(reversed(self.headers)).get(name)  # the first of that name
 
     @property
     def content_type(self) -> str:

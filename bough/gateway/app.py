@@ -6,7 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
-from bough.gateway.clients import ClientKey
+from bough.gateway.clients import RATE_LIMITED, ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import RawHeaders, by_name, upstream_headers
 from bough.gateway.management import Management
@@ -64,7 +64,7 @@ class GatewayApp:
             refusable = True
             access: Access = "admin" if path in WORKER_MANAGEMENT else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
-            self._count(client)
+            self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive, self._gateway.bodies.largest)
             peeked = peek(await self._gateway.bodies.excerpt(body) if len(body) > LARGE else body, scope["headers"])
             missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
@@ -91,17 +91,12 @@ class GatewayApp:
             if call is not None:
                 self._gateway.ended(call)
 
-    def _count(self, client: ClientKey | None) -> None:
-        try:
-            self._gateway.clients.count(client, time.monotonic())
-        except HttpError:
-            self._gateway.metrics.rate_limited[()] += 1
-            raise
-
     async def _refuse(self, failure: Failure, scope: Scope, call: Call | None, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
         headers.append((b"content-type", b"application/json"))
         answer = Response(failure.status, headers, encode_json(shape_of(scope["path"])(failure)))
+        if failure.type == RATE_LIMITED:
+            self._gateway.metrics.rate_limited[()] += 1
         if call is None:
             await send_whole(send, answer)
         else:

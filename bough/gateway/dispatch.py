@@ -59,7 +59,8 @@ class Dispatch(RegistryListener):
         if call.admitted:
             call.admitted = False
             self.active -= 1
-            self.serve_waiting()
+            if self._waiting:
+                self.serve_waiting()
 
     def serve_waiting(self) -> None:
         """Gives leases to waiting requests while there is room. Also called regularly: a breaker half-opens without

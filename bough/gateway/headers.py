@@ -21,7 +21,7 @@ NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-
 
 def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[bytes, bytes]]:
     kept = _without(raw, NOT_UPSTREAM)
-    if client is not None and b"x-forwarded-for" not in by_name(raw):
+    if client is not None and b"x-forwarded-for" not in dict(raw):
         kept.append((b"x-forwarded-for", str(client[0]).encode()))
     kept.append((b"x-request-id", request_id.encode("latin-1")))
     return kept
@@ -38,7 +38,7 @@ def by_name(raw: RawHeaders) -> dict[bytes, bytes]:
 
 def _without(raw: RawHeaders, left_out: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """`Connection: x-hop` makes x-hop a header of this connection as well."""
-    named = [value for name, value in raw if name == b"connection"]
-    if named:
-        left_out = left_out.union(word.strip().lower() for word in b",".join(named).split(b","))
+    if b"connection" in dict(raw):
+        named = b",".join(value for name, value in raw if name == b"connection")
+        left_out = left_out.union(word.strip().lower() for word in named.split(b","))
     return [header for header in raw if header[0] not in left_out]

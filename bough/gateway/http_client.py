@@ -193,14 +193,14 @@ class _Connection(asyncio.Protocol):
 
 
 def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes) -> bytes:
-    lines = [b"%s %s%s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), origin.prefix, target, origin.name)]
-    lines += [b"%s: %s\r\n" % header for header in headers]
+    first = b"%s %s%s HTTP/1.1\r\nHost: %s" % (method.encode(), origin.prefix, target, origin.name)
+    lines = [first, *map(b": ".join, headers)]
     if body or method in WITH_BODY:
-        lines.append(b"Content-Length: %d\r\n" % len(body))
-    head = b"".join(lines)
-    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
+        lines.append(b"Content-Length: %d" % len(body))
+    head = b"\r\n".join(lines)
+    if not head.count(b"\n") == head.count(b"\r") == len(lines):
         raise ConnectionError("a header with a line break cannot be sent")
-    return head + b"\r\n"
+    return head + b"\r\n\r\n"
 
 
 _origin = functools.lru_cache(4096)(Origin.of)

@@ -89,7 +89,8 @@ def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
         ids = _ids(given)
         if ids is not None:  # which have other ones in the places of media
             return media + " ".join(map(str, ids)), None if media else ids
-        return media + _words(fields.instructions) + _words(given), None
+        first = media if fields.instructions is None else media + _words(fields.instructions)
+        return first + _words(given), None
     return "", None
 
 

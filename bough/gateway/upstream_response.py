@@ -163,7 +163,9 @@ class UpstreamResponse:
         if self._to_head:
             self.complete = True
         else:
-            self.ends_with_connection = status not in NO_BODY and not any(map(_tells_end, self.headers))
+            named = dict(self.headers)
+            chunked = named.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+            self.ends_with_connection = not (status in NO_BODY or b"content-length" in named or chunked)
 
     def on_body(self, body: bytes) -> None:
         if not self.complete and self._error is None:
@@ -175,11 +177,6 @@ class UpstreamResponse:
             self._interim = False
         elif not self.complete and self._parser is not None:
             self.complete, self.reusable = True, self._parser.should_keep_alive()
-
-
-def _tells_end(header: tuple[bytes, bytes]) -> bool:
-    name, value = header
-    return name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))
 
 
 class EventReader:

@@ -135,6 +135,7 @@ class Scope:
     without a timer and the turns of the loop that each takes."""
 
     _task: asyncio.Task[object] | None = None
+    _timer: asyncio.TimerHandle | None = None
     _ended = False
 
     def __enter__(self) -> None:
@@ -148,9 +149,14 @@ class Scope:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         task, self._task = self._task, None
+        if self._timer is not None:
+            self._timer.cancel()
         # Where others have cancelled the task as well, they get to see it.
         if self._ended and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+            raise self._fault() from error
+
+    def _fault(self) -> Exception:
+        return TimeoutError()
 
 
 class Lease(Scope):
@@ -170,7 +176,6 @@ class Lease(Scope):
         self.partner: Lease | None = None  # is called back with it
         self._on_release = on_release
         self.counted: bool | None = None  # as a success on trial; None before the first event of a stream
-        self._timer: asyncio.TimerHandle | None = None
         worker.leases.add(self)
 
     def prefilled(self) -> None:
@@ -232,14 +237,7 @@ class Lease(Scope):
     def __enter__(self) -> None:
         if self.called_back and self.resumable:
             raise WorkerLostError
-        super().__enter__()
+        self._task, self._ended = asyncio.current_task(), False
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            super().__exit__(kind, error, trace)
-        except TimeoutError:
-            if self.called_back:
-                raise WorkerLostError from None
-            raise
+    def _fault(self) -> Exception:
+        return WorkerLostError() if self.called_back else TimeoutError()

@@ -206,7 +206,8 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._waiting:
             self._start(self._waiting.popleft())
-        self.resume_reading()
+        if self._paused:
+            self.resume_reading()
 
     def pause_writing(self) -> None:
         self.drained = self.loop.create_future()
@@ -251,7 +252,8 @@ class Exchange:
         if body and not self.complete:
             self._body.append(body)
             self._body_bytes += len(body)
-        self._wake()
+        if self._news is not None:
+            self._news.set()
         return self._body_bytes
 
     def leave(self) -> None:

@@ -23,13 +23,14 @@ LINES = b"application/x-ndjson"
 class Outlet:
     """A response begins and ends by `send`; pieces of a stream take a short way to the client's connection."""
 
+    _recent: deque[bytes]  # what came last of a stream
+
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
         self._call = call
         self._send = send
         self.exchange = exchange
         self._of_lines = False
         self._half_line = b""
-        self._recent: deque[bytes] = deque(maxlen=RECENT)  # what came last
         self.ended = False
 
     @property
@@ -47,6 +48,7 @@ class Outlet:
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._begin(200)
+        self._recent = deque(maxlen=RECENT)
         self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 

@@ -80,13 +80,10 @@ class Worker:
     suspect: Callable[[], None] = lambda: None
     id: str = field(init=False)
     leases: set[Lease] = field(default_factory=set)
+    load: int = 0  # how many these are
 
     def __post_init__(self) -> None:
         self.id = worker_id(self.url)
-
-    @property
-    def load(self) -> int:
-        return len(self.leases)
 
     @property
     def state(self) -> WorkerState:
@@ -104,7 +101,7 @@ class Worker:
 
     def admits(self, now_s: float) -> bool:
         """Whether it has room, and its breaker lets a request pass."""
-        return (self.limit is None or len(self.leases) < self.limit) and self.breaker.admits(now_s)
+        return (self.limit is None or self.load < self.limit) and self.breaker.admits(now_s)
 
     def serves(self, model: str | None) -> bool:
         """A healthy worker that does not report its models may have any."""
@@ -177,6 +174,7 @@ class Lease(Scope):
         self._on_release = on_release
         self.counted: bool | None = None  # as a success on trial; None before the first event of a stream
         worker.leases.add(self)
+        worker.load += 1
 
     def prefilled(self) -> None:
         """The first token is there: the prompt is computed."""
@@ -218,6 +216,7 @@ class Lease(Scope):
         if self in self.worker.leases:
             self.prefilled()
             self.worker.leases.remove(self)
+            self.worker.load -= 1
             self._on_release()
 
     def call_back(self) -> None:

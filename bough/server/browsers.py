@@ -37,7 +37,7 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope) -> Failure | None:
-        headers = dict[bytes, bytes](scope["headers"])
+        headers = dict(scope["headers"])
         if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
             for name in headers:
                 headers[name] = b",".join(value for each, value in scope["headers"] if each == name)

@@ -34,9 +34,7 @@ class WorkerView(Protocol):
     other_load: float  # of the reported load, what other senders have there
     prefill_tokens: float  # of this process's requests there that have no first token yet
     speed: float | None  # prompt tokens that it computes in a second
-
-    @property
-    def load(self) -> int: ...
+    load: int
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):
@@ -63,7 +61,8 @@ class Policy:
 
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         """A request that names its worker gets it, and a session stays with its worker, under every policy."""
-        return self.pick(_allowed(workers, request), request)
+        named = request.target is not None or request.session is not None
+        return self.pick(_allowed(workers, request) if named else workers, request)
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         raise NotImplementedError

@@ -47,23 +47,22 @@ class CostPolicy(TextTreePolicy):
         tokens = len(request.text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
-        loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
-        speeds = [worker.speed for worker in workers if worker.speed]
+        loads, speeds = _loads(workers), list(filter(None, [worker.speed for worker in workers]))
         mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
         step = min(STEP_TOKENS, STEP_S * mean_speed)
         near_tokens = min(NEAR_TOKENS, step)
         self._recent.append(request.text[:HOME_CHARS])
-        if idle := self._idle(workers, loads, cached):
-            workers, loads = idle, [worker.load + OTHERS_WEIGHT * worker.other_load for worker in idle]
-        whole, each = self._weighed(tokens, near_tokens), self.request_tokens
-        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
-        costs = [whole + tokens_before for tokens_before in queued]
-        for place, worker in enumerate(workers) if held else ():
-            if worker.id in held:
-                costs[place] += self._weighed(tokens * (1.0 - held[worker.id]), near_tokens) - whole
-        copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
-        if tokens * max(held.values(), default=0.0) > near_tokens and copy + min(queued) < min(costs):
-            for place in self._fresh(workers):
+        if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
+            workers, loads = idle, _loads(idle)
+        whole, queued, costs = self._weighed(tokens, near_tokens), list[float](), list[float]()
+        for worker, load in zip(workers, loads, strict=True):
+            share = held.get(worker.id)
+            left = whole if share is None else self._weighed(tokens * (1.0 - share), near_tokens)
+            queued.append(worker.prefill_tokens + self.request_tokens * load)
+            costs.append(queued[-1] + left)
+        if tokens * max(held.values(), default=0.0) > near_tokens:
+            copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
+            for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
                 costs[place] = min(costs[place], copy + queued[place])
         for place, worker in enumerate(workers) if speeds else ():
             speed = worker.speed / mean_speed if worker.speed else 1.0
@@ -92,8 +91,6 @@ class CostPolicy(TextTreePolicy):
         what is hot, so that the caches hold different things: what several workers hold and half of the others, what is
         more than one worker's share of the last prompts, or what only workers with far more than the mean hold."""
         mean = sum(loads) / len(loads)
-        if 2.0 * min(loads) + 2.0 >= mean:
-            return []
         idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
         alike = ALIKE * max(cached.get(worker.id, 0.0) for worker in workers)
         holders = [load for worker, load in zip(workers, loads, strict=True) if cached.get(worker.id, 0.0) >= alike]
@@ -118,3 +115,7 @@ class CostPolicy(TextTreePolicy):
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)
         self._turns.pop(worker_id, None)
+
+
+def _loads(workers: Sequence[WorkerView]) -> list[float]:
+    return [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]

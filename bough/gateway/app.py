@@ -6,9 +6,9 @@ from starlette.types import Receive, Scope, Send
 
 from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
-from bough.gateway.clients import RATE_LIMITED, ClientKey
+from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
-from bough.gateway.headers import RawHeaders, by_name, upstream_headers
+from bough.gateway.headers import RawHeaders, upstream_headers
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import LARGE, Peek, peek
@@ -56,7 +56,7 @@ class GatewayApp:
                 if not self._private:
                     self._gateway.clients.identify(route.access, scope["headers"])
                 body = await held.read(scope, receive, LARGEST_OWN)
-                await send_whole(send, await route.handler(route.parameter, body))
+                await send_whole(send, scope[EXCHANGE_KEY], await route.handler(route.parameter, body))
                 return
             if self._private or not is_proxied(path):
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
@@ -95,10 +95,10 @@ class GatewayApp:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
         headers.append((b"content-type", b"application/json"))
         answer = Response(failure.status, headers, encode_json(shape_of(scope["path"])(failure)))
-        if failure.type == RATE_LIMITED:
+        if failure.type == "RateLimitError":
             self._gateway.metrics.rate_limited[()] += 1
         if call is None:
-            await send_whole(send, answer)
+            await send_whole(send, scope[EXCHANGE_KEY], answer)
         else:
             call.error = failure.message
             await Outlet(call, send, scope[EXCHANGE_KEY]).whole(answer)
@@ -114,7 +114,7 @@ def is_proxied(path: str) -> bool:
 def takes_json(path: str, headers: RawHeaders) -> bool:
     """Whether a body must be a JSON object. Forms with files and encoded bodies are for the worker to read; who sends
     JSON with curl calls it a form by default."""
-    given = by_name(headers)
+    given = dict(reversed(headers))  # of a header that comes twice, the first
     kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
     return b"content-encoding" not in given and (path in JSON_PATHS or kind in JSON_TYPES)
 

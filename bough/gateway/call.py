@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections import deque
@@ -53,6 +54,8 @@ class Call(msgspec.Struct, eq=False):
     span: Span | None = None  # of the trace that it is part of
 
 
+LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
+_logged = operator.attrgetter(*LOGGED)
 KEPT = 100  # lines, for the page
 
 
@@ -66,16 +69,7 @@ class AccessLog:
     def write(self, call: Call) -> None:
         line = {
             "time": time.time(),
-            "request_id": call.request_id,
-            "method": call.method,
-            "path": call.path,
-            "status": call.status,
-            "attempts": call.attempts,
-            "retries": call.retries,
-            "moves": call.moves,
-            "failovers": call.failovers,
-            "hedges": call.hedges,
-            "error": call.error,
+            **dict(zip(LOGGED, _logged(call), strict=True)),
             "model": call.peek.model,
             "worker": None if call.worker is None else call.worker.url,
             "client": call.client_name,

@@ -13,8 +13,6 @@ from bough.core.gateway_settings import GatewaySettings
 from bough.server.endpoint import Access, Keys, sent_keys, unauthorised
 from bough.server.errors import HttpError
 
-RATE_LIMITED = "RateLimitError"
-
 
 class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Also as the configuration file has it."""
@@ -67,7 +65,7 @@ class Clients:
         if wait_s:
             seconds = max(1, math.ceil(wait_s))
             message = f"Too many requests; try again in {seconds} s."
-            raise HttpError(429, message, RATE_LIMITED, {"Retry-After": str(seconds)})
+            raise HttpError(429, message, "RateLimitError", {"Retry-After": str(seconds)})
 
 
 class TokenBucket:

@@ -31,11 +31,6 @@ def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
     return _without(raw, NOT_DOWNSTREAM)
 
 
-def by_name(raw: RawHeaders) -> dict[bytes, bytes]:
-    """Of a header that comes twice, the first."""
-    return dict(reversed(raw))
-
-
 def _without(raw: RawHeaders, left_out: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """`Connection: x-hop` makes x-hop a header of this connection as well."""
     if b"connection" in dict(raw):

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -19,22 +19,9 @@ from bough.observability.metrics_page import families_page
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 STATES = ("_breaker_state", "_worker_healthy")  # figures that are not counts
-LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-LATENCIES_S += (120.0, 300.0, 600.0)
-BOUNDS = (*map(str, LATENCIES_S), "+Inf")
-Counts = Counter[tuple[str, ...]]
-
-
-class Latencies:
-    """A histogram of one model's latencies."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * len(BOUNDS)
-        self.sum_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(LATENCIES_S, seconds)] += 1
-        self.sum_s += seconds
+LATENCIES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+BOUNDS = (*(str(float(bound)) for bound in LATENCIES_S), "+Inf")
+Counts = defaultdict[tuple[str, ...], float]
 
 
 class GatewayMetrics(Collector):
@@ -45,10 +32,11 @@ class GatewayMetrics(Collector):
         self._dispatch = dispatch
         self._began_s = time.time()
         self._counters: list[tuple[CounterMetricFamily, Counts]] = []
-        self._latencies: dict[str, tuple[Latencies, Latencies]] = {}  # of a model: whole answers, first bytes
+        self._whole: dict[str, list[float]] = {}  # by model: a latency's counts up to each bound, and the sum
+        self._first: dict[str, list[float]] = {}
 
         def counter(name: str, about: str, *labels: str) -> Counts:
-            counts = Counts() if labels else Counts({(): 0})
+            counts = Counts(float, {} if labels else {(): 0.0})
             self._counters.append((CounterMetricFamily(f"bough_gateway_{name}", about, labels=labels), counts))
             return counts
 
@@ -77,12 +65,9 @@ class GatewayMetrics(Collector):
         """Names and paths that clients make up must not become labels."""
         model = (call.peek.model or "") if known_model else ""
         self._requests[model, call.path if call.path in JSON_PATHS else "other", str(call.status)] += 1
-        if model not in self._latencies:
-            self._latencies[model] = Latencies(), Latencies()
-        whole, first_byte = self._latencies[model]
-        whole.add(time.perf_counter() - call.began_s)
+        _observe(self._whole, model, time.perf_counter() - call.began_s)
         if call.first_byte_s is not None:
-            first_byte.add(call.first_byte_s)
+            _observe(self._first, model, call.first_byte_s)
         if call.queued_s:
             self._queued[()] += call.queued_s
 
@@ -95,32 +80,36 @@ class GatewayMetrics(Collector):
             for labels, count in counts.items():
                 family.add_metric(labels, count, self._began_s)
             yield family
-        whole = HistogramMetricFamily(
-            "bough_gateway_request_seconds", "From arrival to the last byte", labels=["model"]
-        )
-        first = HistogramMetricFamily(
-            "bough_gateway_first_byte_seconds", "From arrival to the first byte of the answer", labels=["model"]
-        )
-        for model, both in self._latencies.items():
-            for histogram, latencies in zip((whole, first), both, strict=True):
-                buckets = list(zip(BOUNDS, accumulate(latencies.counts), strict=True))
-                histogram.add_metric([model], buckets, latencies.sum_s)
+        for name, until, latencies in (
+            ("request", "last byte", self._whole),
+            ("first_byte", "first byte of the answer", self._first),
+        ):
+            histogram = HistogramMetricFamily(
+                f"bough_gateway_{name}_seconds", f"From arrival to the {until}", labels=["model"]
+            )
+            for model, (*found, sum_s) in latencies.items():
+                histogram.add_metric([model], list(zip(BOUNDS, accumulate(found), strict=True)), sum_s)
                 histogram.add_sample(f"{histogram.name}_created", {"model": model}, self._began_s)
-        yield from (whole, first)
+            yield histogram
         running, waiting = self._dispatch.active, self._dispatch.waiting
         yield GaugeMetricFamily("bough_gateway_running_requests", "Requests admitted and not ended", value=running)
         yield GaugeMetricFamily("bough_gateway_waiting_requests", "Requests in the queue", value=waiting)
         load = GaugeMetricFamily("bough_gateway_worker_load", "Requests at a worker", labels=["worker"])
         health = GaugeMetricFamily("bough_gateway_worker_healthy", "1 while in rotation", labels=["worker"])
-        breaker = GaugeMetricFamily(
-            "bough_gateway_breaker_state", "Circuit breaker: 0 closed, 1 open, 2 half open", labels=["worker"]
-        )
+        about = "Circuit breaker: 0 closed, 1 open, 2 half open"
+        breaker = GaugeMetricFamily("bough_gateway_breaker_state", about, labels=["worker"])
         now_s = time.monotonic()
         for worker in self._workers:
             load.add_metric([worker.url], worker.load)
             health.add_metric([worker.url], float(worker.in_rotation))
             breaker.add_metric([worker.url], worker.breaker.state(now_s).value)
         yield from (load, health, breaker)
+
+
+def _observe(latencies: dict[str, list[float]], model: str, seconds: float) -> None:
+    found = latencies.setdefault(model, [0.0] * (len(BOUNDS) + 1))
+    found[bisect_left(LATENCIES_S, seconds)] += 1
+    found[-1] += seconds
 
 
 def merged_pages(pages: Sequence[str]) -> bytes:

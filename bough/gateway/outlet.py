@@ -41,10 +41,7 @@ class Outlet:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
-        headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await self.exchange.until_writable()
-        self.exchange.write(answer.body, more=False)
+        await send_whole(self._send, self.exchange, answer)
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._begin(200)
@@ -98,7 +95,8 @@ class Outlet:
         self._call.first_byte_s = time.perf_counter() - self._call.began_s
 
 
-async def send_whole(send: Send, answer: Response) -> None:
+async def send_whole(send: Send, exchange: Exchange, answer: Response) -> None:
     headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+    await exchange.until_writable()
+    exchange.write(answer.body, more=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bough.gateway.headers import RawHeaders, by_name
+from bough.gateway.headers import RawHeaders
 from bough.gateway.policies import RoutingRequest
 
 
@@ -63,7 +63,7 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     except RecursionError:  # JSON that a worker may be able to read
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
-    given = by_name(headers)
+    given = dict(reversed(headers))  # of a header that comes twice, the first
     session, target = given.get(b"x-smg-routing-key", given.get(b"x-session-id")), given.get(b"x-smg-target-worker")
     routing = RoutingRequest(
         model=model or "",
@@ -81,8 +81,7 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
-    given_media = (fields.images, fields.image_data, fields.video_data, fields.audio_data)
-    media = "".join(map(_media, filter(None, given_media)))
+    media = "".join(map(_media, filter(None, (fields.images, fields.image_data, fields.video_data, fields.audio_data))))
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue

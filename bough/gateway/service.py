@@ -32,7 +32,6 @@ from bough.server.browsers import BrowserRules
 from bough.server.http import HttpServer, end_on_signals, is_loopback, listening, unless_ending, url_of
 from bough.server.tracing import check_tracing
 
-GARBAGE = 20_000  # new objects between two looks for circles: requests leave none, and each look costs all that run
 log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a further process
 
 
@@ -66,7 +65,7 @@ async def serve(
         grpc = await _open_grpc(front, settings, cleanup)
         async with http.serving() as serving:
             settle_garbage()
-            gc.set_threshold(GARBAGE)
+            gc.set_threshold(20_000)  # requests leave no circles, and each look for some costs all that run
             on_ready(url_of(listener, settings))
             await unless_ending(asyncio.Event().wait(), ending, serving)
             if children is not None:

@@ -182,8 +182,6 @@ class UpstreamResponse:
 class EventReader:
     """Splits a byte stream into the data of server-sent events."""
 
-    __slots__ = ("_rest",)
-
     def __init__(self) -> None:
         self._rest = b""
 

@@ -134,6 +134,7 @@ class Scope:
     _task: asyncio.Task[object] | None = None
     _timer: asyncio.TimerHandle | None = None
     _ended = False
+    _fault: type[Exception] = TimeoutError
 
     def __enter__(self) -> None:
         self._task, self._ended = asyncio.current_task(), False
@@ -150,10 +151,7 @@ class Scope:
             self._timer.cancel()
         # Where others have cancelled the task as well, they get to see it.
         if self._ended and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
-            raise self._fault() from error
-
-    def _fault(self) -> Exception:
-        return TimeoutError()
+            raise self._fault from error
 
 
 class Lease(Scope):
@@ -222,7 +220,7 @@ class Lease(Scope):
     def call_back(self) -> None:
         if self.called_back:
             return
-        self.called_back = True
+        self.called_back, self._fault = True, WorkerLostError
         if self.partner is not None:
             self.partner.call_back()
         if self.resumable:
@@ -237,6 +235,3 @@ class Lease(Scope):
         if self.called_back and self.resumable:
             raise WorkerLostError
         self._task, self._ended = asyncio.current_task(), False
-
-    def _fault(self) -> Exception:
-        return WorkerLostError() if self.called_back else TimeoutError()

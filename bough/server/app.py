@@ -214,7 +214,9 @@ class Front:
             self.active += 1
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
-            serves = self.phase is Phase.SERVING or self._accepts(scope["path"])
+            serves = self.phase is Phase.SERVING  # monitors can read /metrics while the server drains, too
+            if self.phase is Phase.DRAINING:
+                serves = self._root.without(scope["path"]) == "/metrics"
             if refusal is None and self._app is not None and serves:
                 await self._app(scope, receive, named_send)
             else:
@@ -230,10 +232,6 @@ class Front:
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)
             current_request.reset(token)
-
-    def _accepts(self, path: str) -> bool:
-        """Monitors can read /metrics while the server drains."""
-        return self.phase is Phase.DRAINING and self._root.without(path) == "/metrics"
 
     def _closed(self) -> Failure:
         headers = {"Retry-After": "1", "Connection": "close"}

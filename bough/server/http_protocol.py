@@ -219,10 +219,6 @@ class HttpProtocol(asyncio.Protocol):
             self.drained = None
 
 
-def _nothing() -> None:
-    pass
-
-
 class Exchange:
     """One request and its response."""
 
@@ -234,7 +230,7 @@ class Exchange:
         self.started = False
         self.complete = False
         self.gone = False  # the client has left
-        self.on_leave: Callable[[], None] = _nothing
+        self.on_leave: Callable[[], None] | None = None
         self._connection = connection
         self._transport = connection.transport
         self._body: list[bytes] = []
@@ -259,7 +255,8 @@ class Exchange:
     def leave(self) -> None:
         self.gone = True
         self._wake()
-        self.on_leave()
+        if self.on_leave is not None:
+            self.on_leave()
 
     def _wake(self) -> None:
         if self._news is not None:
@@ -281,7 +278,7 @@ class Exchange:
             self._transport.close()
             raise
         finally:  # nothing holds itself, so that all goes without the garbage collector
-            self.on_leave = _nothing
+            self.on_leave = None
             self.scope.pop(EXCHANGE_KEY)
 
     # ---- for the application

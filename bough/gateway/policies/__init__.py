@@ -34,7 +34,9 @@ class WorkerView(Protocol):
     other_load: float  # of the reported load, what other senders have there
     prefill_tokens: float  # of this process's requests there that have no first token yet
     speed: float | None  # prompt tokens that it computes in a second
-    load: int
+
+    @property
+    def load(self) -> int: ...
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):

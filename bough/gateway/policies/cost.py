@@ -47,13 +47,14 @@ class CostPolicy(TextTreePolicy):
         tokens = len(request.text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
-        loads, speeds = _loads(workers), list(filter(None, [worker.speed for worker in workers]))
+        loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
+        speeds = [worker.speed for worker in workers if worker.speed]
         mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
         step = min(STEP_TOKENS, STEP_S * mean_speed)
         near_tokens = min(NEAR_TOKENS, step)
         self._recent.append(request.text[:HOME_CHARS])
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
-            workers, loads = idle, _loads(idle)
+            workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
         whole, queued, costs = self._weighed(tokens, near_tokens), list[float](), list[float]()
         for worker, load in zip(workers, loads, strict=True):
             share = held.get(worker.id)
@@ -83,13 +84,11 @@ class CostPolicy(TextTreePolicy):
         few = sum(sent) / (2 * len(sent))
         return [place for place, size in enumerate(sent) if size < few]
 
-    def _idle(
-        self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]
-    ) -> list[WorkerView]:
-        """Workers with so little to do beside the others that one of them gets the request whatever it has cached. A
-        fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a copy only of
-        what is hot, so that the caches hold different things: what several workers hold and half of the others, what is
-        more than one worker's share of the last prompts, or what only workers with far more than the mean hold."""
+    def _idle(self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]) -> list[int]:
+        """Places of workers with so little to do beside the others that one of them gets the request whatever it has
+        cached. A fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a
+        copy only of what is hot, so that caches differ: of what several workers hold and half of the others, of what is
+        more than one worker's share of the last prompts, or of what only workers with far more than the mean hold."""
         mean = sum(loads) / len(loads)
         idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
         alike = ALIKE * max(cached.get(worker.id, 0.0) for worker in workers)
@@ -98,7 +97,7 @@ class CostPolicy(TextTreePolicy):
         often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
         if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):
             idle = sorted(set(idle).intersection(self._fresh(workers)))
-        return [workers[place] for place in idle]
+        return idle
 
     def _with_home(
         self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]
@@ -115,7 +114,3 @@ class CostPolicy(TextTreePolicy):
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)
         self._turns.pop(worker_id, None)
-
-
-def _loads(workers: Sequence[WorkerView]) -> list[float]:
-    return [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]

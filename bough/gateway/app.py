@@ -8,10 +8,10 @@ from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
-from bough.gateway.headers import RawHeaders, header, upstream_headers
+from bough.gateway.headers import RawHeaders, upstream_headers
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
-from bough.gateway.peek import Peek, peek
+from bough.gateway.peek import LARGE, Peek, peek
 from bough.gateway.responses import JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
@@ -34,7 +34,7 @@ WORKER_MANAGEMENT = frozenset(
     | {f"/api/{what}" for what in ("copy", "create", "delete", "pull", "push")}
 )
 STORED = "/v1/responses/"
-JSON_TYPES = frozenset({"", "application/json", "application/x-www-form-urlencoded"})
+JSON_TYPES = frozenset({b"", b"application/json", b"application/x-www-form-urlencoded"})
 
 
 class GatewayApp:
@@ -56,7 +56,7 @@ class GatewayApp:
                 if not self._private:
                     self._gateway.clients.identify(route.access, scope["headers"])
                 body = await held.read(scope, receive, LARGEST_OWN)
-                await send_whole(send, await route.handler(route.parameter, body))
+                await send_whole(send, scope[EXCHANGE_KEY], await route.handler(route.parameter, body))
                 return
             if self._private or not is_proxied(path):
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
@@ -64,15 +64,19 @@ class GatewayApp:
             refusable = True
             access: Access = "admin" if path in WORKER_MANAGEMENT else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
-            self._count(client)
+            self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive, self._gateway.bodies.largest)
-            peeked = await self._gateway.bodies.peek(body, scope["headers"])
+            peeked = peek(await self._gateway.bodies.excerpt(body) if len(body) > LARGE else body, scope["headers"])
             missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
             not_json = peeked.not_json or missing
             if not_json is not None and takes_json(path, scope["headers"]):
                 raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
-            await self._proxied(call, Outlet(call, send, scope[EXCHANGE_KEY]))
+            stored = path.startswith(STORED)
+            name = path[len(STORED) :].split("/")[0] if stored else peeked.previous_response_id
+            if name is not None:
+                call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(name)
+            await self._gateway.serve(call, Outlet(call, send, scope[EXCHANGE_KEY]))
         except ClientLeftError:
             return
         except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback
@@ -87,26 +91,14 @@ class GatewayApp:
             if call is not None:
                 self._gateway.ended(call)
 
-    async def _proxied(self, call: Call, outlet: Outlet) -> None:
-        stored = call.path.startswith(STORED)
-        name = call.path[len(STORED) :].split("/")[0] if stored else call.peek.previous_response_id
-        if name is not None:
-            call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(name)
-        await self._gateway.serve(call, outlet)
-
-    def _count(self, client: ClientKey | None) -> None:
-        try:
-            self._gateway.clients.count(client, time.monotonic())
-        except HttpError:
-            self._gateway.metrics.rate_limited.inc()
-            raise
-
     async def _refuse(self, failure: Failure, scope: Scope, call: Call | None, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
         headers.append((b"content-type", b"application/json"))
         answer = Response(failure.status, headers, encode_json(shape_of(scope["path"])(failure)))
+        if failure.type == "RateLimitError":
+            self._gateway.metrics.rate_limited[()] += 1
         if call is None:
-            await send_whole(send, answer)
+            await send_whole(send, scope[EXCHANGE_KEY], answer)
         else:
             call.error = failure.message
             await Outlet(call, send, scope[EXCHANGE_KEY]).whole(answer)
@@ -122,10 +114,9 @@ def is_proxied(path: str) -> bool:
 def takes_json(path: str, headers: RawHeaders) -> bool:
     """Whether a body must be a JSON object. Forms with files and encoded bodies are for the worker to read; who sends
     JSON with curl calls it a form by default."""
-    if header(headers, b"content-encoding") is not None:
-        return False
-    kind = (header(headers, b"content-type") or "").partition(";")[0].strip().lower()
-    return path in JSON_PATHS or kind in JSON_TYPES
+    given = dict(reversed(headers))  # of a header that comes twice, the first
+    kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return b"content-encoding" not in given and (path in JSON_PATHS or kind in JSON_TYPES)
 
 
 def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None) -> Call:

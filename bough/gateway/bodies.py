@@ -12,8 +12,7 @@ from starlette.types import Receive, Scope
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.headers import RawHeaders
-from bough.gateway.peek import FIELDS, LARGE, MEDIA_MARK, Peek, media_hash, peek
+from bough.gateway.peek import FIELDS, LARGE, MEDIA_MARK, media_hash
 from bough.server.errors import HttpError
 from bough.server.http_protocol import EXCHANGE_KEY, Exchange
 
@@ -37,11 +36,9 @@ class Bodies:
         self.held = 0
         self._turn = asyncio.Lock()  # large bodies are looked into one after the other
 
-    async def peek(self, body: bytes, headers: RawHeaders) -> Peek:
-        if len(body) > LARGE:
-            async with self._turn:
-                body = await excerpt_of(body)
-        return peek(body, headers)
+    async def excerpt(self, body: bytes) -> bytes:
+        async with self._turn:
+            return await excerpt_of(body)
 
 
 class HeldBody:
@@ -51,13 +48,13 @@ class HeldBody:
 
     async def read(self, scope: Scope, receive: Receive, most: int) -> bytes:
         """The whole body; it may have to be sent again. Raises a 413 as soon as it is known to exceed `most`."""
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit():
-                self._check(int(value), most)
         exchange: Exchange | None = scope.get(EXCHANGE_KEY)
         if exchange is not None and (whole := exchange.take_whole()) is not None:  # as nearly always
             self._hold(whole, most)
             return whole
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit():
+                self._check(int(value), most)
         chunks: list[bytes] = []
         while True:
             message = await receive()

@@ -36,7 +36,7 @@ class Breaker:
 
     def begin(self, now_s: float) -> None:
         """A request is sent. One that was sent before the breaker opened is no trial."""
-        if self.state(now_s) is BreakerState.HALF_OPEN:
+        if self._state is not BreakerState.CLOSED and self.state(now_s) is BreakerState.HALF_OPEN:
             self._state = BreakerState.HALF_OPEN
             self._trials += 1
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
 
 from bough.gateway.peek import Peek
 from bough.gateway.poison import Faults
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """The request, and how it went, for the log and the metrics."""
 
     method: str
@@ -31,12 +32,12 @@ class Call:
     request_id: str
     client_name: str | None = None  # whose key it came with
     pinned: Worker | None = None  # the only worker that can answer
-    began_s: float = field(default_factory=time.perf_counter)
+    began_s: float = msgspec.field(default_factory=time.perf_counter)
     admitted: bool = False  # it counts against the gateway's limit on requests at once
-    tried: set[str] = field(default_factory=set)  # workers that failed it
-    tried_prefills: set[str] = field(default_factory=set)  # prefill engines that failed it
-    unable: set[str] = field(default_factory=set)  # workers that cannot go on with its stream
-    faults: Faults = field(default_factory=Faults)
+    tried: set[str] = set()  # workers that failed it
+    tried_prefills: set[str] = set()  # prefill engines that failed it
+    unable: set[str] = set()  # workers that cannot go on with its stream
+    faults: Faults = msgspec.field(default_factory=Faults)
     worker: Worker | None = None  # the last one it was sent to
     attempts: int = 0
     retries: int = 0
@@ -54,6 +55,7 @@ class Call:
 
 
 LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
+_logged = operator.attrgetter(*LOGGED)
 KEPT = 100  # lines, for the page
 
 
@@ -62,27 +64,30 @@ class AccessLog:
 
     def __init__(self, enabled: bool, out: TextIO | None = None) -> None:
         self._out = (out or sys.stderr) if enabled else None
-        self.recent: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     def write(self, call: Call) -> None:
         line = {
-            "time": round(time.time(), 3),
-            **{name: getattr(call, name) for name in LOGGED},
+            "time": time.time(),
+            **dict(zip(LOGGED, _logged(call), strict=True)),
             "model": call.peek.model,
             "worker": None if call.worker is None else call.worker.url,
             "client": call.client_name,
-            "queued_ms": _ms(call.queued_s),
-            "first_byte_ms": None if call.first_byte_s is None else _ms(call.first_byte_s),
-            "duration_ms": _ms(time.perf_counter() - call.began_s),
+            "queued_ms": 1000 * call.queued_s,
+            "first_byte_ms": None if call.first_byte_s is None else 1000 * call.first_byte_s,
+            "duration_ms": 1000 * (time.perf_counter() - call.began_s),
             "bytes": call.sent_bytes,
-            "expected_cached": round(call.expected_cached, 3),
+            "expected_cached": call.expected_cached,
             "reason": call.reason,
         }
-        self.recent.append(line)
+        self._recent.append(line)
         if self._out is not None:
-            self._out.write(encode_json(line).decode() + "\n")
+            self._out.write(encode_json(_rounded(line)).decode() + "\n")
             self._out.flush()
 
+    def recent(self) -> list[dict[str, Any]]:
+        return list(map(_rounded, self._recent))
 
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+
+def _rounded(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in line.items()}

@@ -21,7 +21,7 @@ from bough.gateway.policy_table import PolicyTable, default_choice
 from bough.gateway.proxy import Proxy, StickyResponses
 from bough.gateway.registry import LAUNCHED, Registry
 from bough.gateway.tracing import traces_to
-from bough.gateway.worker import end_scope
+from bough.gateway.worker import Scope
 from bough.server.errors import HttpError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Gateway:
         parts = (self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky)
         self._proxy = Proxy(*parts, self.pairing)
         self._traces = traces_to(settings.otlp_endpoint)
-        self._running: dict[asyncio.Timeout, float] = {}  # the scope of each call, and when its time is up
+        self._running: dict[Scope, float] = {}  # the scope of each call, and when its time is up
         self._stopping = False
         self._ticking: asyncio.Task[None] | None = None
 
@@ -75,8 +75,8 @@ class Gateway:
 
     def cut_off(self) -> None:
         self._stopping = True
-        for scope in list(self._running):
-            end_scope(scope)
+        for scope in self._running:
+            scope.end_wait()
 
     async def serve(self, call: Call, outlet: Outlet) -> None:
         """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
@@ -84,30 +84,21 @@ class Gateway:
         self._name_model(call)
         if self._traces is not None:
             call.span = self._traces.begin(call)
-        left = False
-
-        def leave() -> None:
-            nonlocal left
-            if not outlet.ended:  # else the client leaves with its whole response
-                left = True
-                end_scope(scope)
-
+        scope, exchange = Scope(), outlet.exchange
+        self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
         try:
-            async with asyncio.timeout(None) as scope:
-                self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
-                outlet.exchange.on_leave = leave
-                if outlet.exchange.gone:
-                    leave()
-                try:
-                    await self._proxy.answer(call, outlet)
-                finally:
-                    del self._running[scope]
+            with scope:
+                exchange.on_leave = scope.end_wait
+                if exchange.gone:
+                    raise TimeoutError
+                await self._proxy.answer(call, outlet)
         except TimeoutError:
-            if left:
-                call.status = CLIENT_GONE
-            else:
+            if not exchange.gone:
                 await self._out_of_time(call, outlet)
+            elif not outlet.ended:  # else the client has left with its whole response
+                call.status = CLIENT_GONE
         finally:
+            del self._running[scope]
             self.dispatch.finish(call)
 
     def ended(self, call: Call) -> None:
@@ -152,6 +143,6 @@ class Gateway:
         for scope, end_s in self._running.items():
             if end_s > now_s:
                 break  # later ones have more time
-            end_scope(scope)
+            scope.end_wait()
         for worker in self.registry:
             worker.look_for_silence(now_s, self.settings.health_check_timeout_secs)

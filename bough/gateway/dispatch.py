@@ -47,20 +47,20 @@ class Dispatch(RegistryListener):
     def waiting(self) -> int:
         return len(self._waiting)
 
-    async def lease(self, call: Call) -> Lease:
-        """A worker for the call's next attempt. Raises a 408, 429 or 503 where there is none."""
-        if call.admitted or not self._is_waited_for(call.peek.model):
-            lease = self.try_lease(call)
-            if lease is not None:
-                return lease
-        self._check_model(call)
-        return await self._wait(call)
+    def try_next(self, call: Call) -> Lease | None:
+        """A worker for the call's next attempt, unless it must `wait`: as behind a request for the same model."""
+        if self._waiting and not call.admitted:
+            model = call.peek.model
+            if any(waiter.call.peek.model == model and not waiter.lease.done() for waiter in self._waiting):
+                return None
+        return self.try_lease(call)
 
     def finish(self, call: Call) -> None:
         if call.admitted:
             call.admitted = False
             self.active -= 1
-            self.serve_waiting()
+            if self._waiting:
+                self.serve_waiting()
 
     def serve_waiting(self) -> None:
         """Gives leases to waiting requests while there is room. Also called regularly: a breaker half-opens without
@@ -95,27 +95,28 @@ class Dispatch(RegistryListener):
         if not call.admitted and self._limit != UNLIMITED and self.active >= self._limit:
             return None
         now_s = time.monotonic()
-        candidates = [w for w in self._candidates(call) if w.has_room and w.breaker.admits(now_s)]
+        candidates = [worker for worker in self._candidates(call) if worker.admits(now_s)]
         if not candidates:
             return None
         # One that has failed this request gets it again only when no other is left.
         fresh = [w for w in candidates if w.id not in call.tried] or candidates if call.tried else candidates
         policy = self._policies.of(call.peek.model)
         choice = policy.choose(fresh, call.peek.routing)
-        worker = next(worker for worker in fresh if worker.id == choice.worker_id)
+        worker = self._registry.get(choice.worker_id)
+        assert worker is not None
         if not call.admitted:
             call.admitted = True
             self.active += 1
         worker.breaker.begin(now_s)
         call.worker, call.expected_cached = worker, choice.expected_cached
-        asked = call.peek.routing
-        reasons = {
-            "it holds what the request continues": call.pinned is not None,
-            "the request names it": asked.target in (worker.id, worker.url),
-            "its session stays there": asked.session is not None,
-            "no other could take it": len(fresh) == 1,
-        }
-        call.reason = next((reason for reason, holds in reasons.items() if holds), type(policy).__name__)
+        if call.pinned is not None:
+            call.reason = "it holds what the request continues"
+        elif call.peek.routing.target in (worker.id, worker.url):
+            call.reason = "the request names it"
+        elif call.peek.routing.session is not None:
+            call.reason = "its session stays there"
+        else:
+            call.reason = type(policy).__name__ if len(fresh) > 1 else "no other could take it"
         return Lease(worker, self.serve_waiting, choice.prefill_tokens)
 
     def has_untried(self, call: Call) -> bool:
@@ -140,11 +141,9 @@ class Dispatch(RegistryListener):
 
     # ---- waiting
 
-    def _is_waited_for(self, model: str | None) -> bool:
-        """Whether an earlier request waits for the model's workers."""
-        return any(waiter.call.peek.model == model and not waiter.lease.done() for waiter in self._waiting)
-
-    async def _wait(self, call: Call) -> Lease:
+    async def wait(self, call: Call) -> Lease:
+        """Raises a 404, 408, 429 or 503 where the call gets no worker."""
+        self._check_model(call)
         if not call.admitted and len(self._waiting) >= self._settings.queue_size:
             if not self._usable(call):
                 raise self._gave_up(call)

@@ -1,6 +1,6 @@
 """Which headers pass the gateway. Hop-by-hop headers and keys do not; everything else does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -20,29 +20,20 @@ NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-
 
 
 def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[bytes, bytes]]:
-    named = _named_in_connection(raw)
-    kept = [(name, value) for name, value in raw if name not in NOT_UPSTREAM and name not in named]
-    if client is not None and not any(name == b"x-forwarded-for" for name, _ in raw):
+    kept = _without(raw, NOT_UPSTREAM)
+    if client is not None and b"x-forwarded-for" not in dict(raw):
         kept.append((b"x-forwarded-for", str(client[0]).encode()))
     kept.append((b"x-request-id", request_id.encode("latin-1")))
     return kept
 
 
 def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
-    named = _named_in_connection(raw)
-    return [(name, value) for name, value in raw if name not in NOT_DOWNSTREAM and name not in named]
+    return _without(raw, NOT_DOWNSTREAM)
 
 
-def header(raw: RawHeaders, *names: bytes) -> str | None:
-    """The value of the first of these headers that is present; names in lower case."""
-    for wanted in names:
-        for name, value in raw:
-            if name == wanted:
-                return value.decode("latin-1")
-    return None
-
-
-def _named_in_connection(raw: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+def _without(raw: RawHeaders, left_out: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """`Connection: x-hop` makes x-hop a header of this connection as well."""
-    values = [value for name, value in raw if name == b"connection"]
-    return frozenset(word.strip().lower() for value in values for word in value.split(b",")) if values else frozenset()
+    if b"connection" in dict(raw):
+        named = b",".join(value for name, value in raw if name == b"connection")
+        left_out = left_out.union(word.strip().lower() for word in named.split(b","))
+    return [header for header in raw if header[0] not in left_out]

@@ -13,8 +13,9 @@ import functools
 import socket
 import ssl
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from bough.gateway.headers import RawHeaders
@@ -24,6 +25,7 @@ from bough.gateway.worker import Worker
 IDLE_S = 30.0  # our servers close idle connections later than that, so a request seldom meets one that is closing
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+LONG = 1 << 16  # bytes; a shorter body is copied, because one buffer costs less than two
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # these send the length of an empty body too
 
 
@@ -65,13 +67,19 @@ class HttpClient:
     ) -> UpstreamResponse:
         """The beginning of the response, which the caller must close. `target` is the path with its query."""
         raw = _head(origin, method, target, headers, body)
-        while (kept := self._take(origin)) is not None:
+        while True:
+            connection = self._take(origin) or await self._connect(origin)
+            response = connection.send(raw, body, to_head=method == "HEAD")
             try:
-                return await self._exchange(kept, method, raw, body)
-            except StaleConnectionError:
-                if method not in IDEMPOTENT:
+                while not response.status:
+                    await response.more()
+                return response
+            except BaseException as error:
+                response.close()
+                if not isinstance(error, ConnectionError) or not connection.used or response.begun:
                     raise
-        return await self._exchange(await self._connect(origin), method, raw, body)
+                if method not in IDEMPOTENT:
+                    raise StaleConnectionError("the connection was closed as the request came") from None
 
     def close(self) -> None:
         if self._sweeping is not None:
@@ -80,18 +88,6 @@ class HttpClient:
             for connection in connections:
                 connection.transport.close()
         self._idle.clear()
-
-    async def _exchange(self, connection: _Connection, method: str, raw: bytes, body: bytes) -> UpstreamResponse:
-        response = UpstreamResponse(connection.transport, to_head=method == "HEAD", on_close=connection.finished)
-        try:
-            connection.send(raw, body, response)
-            await response.head()
-        except BaseException as error:
-            response.close()
-            if isinstance(error, ConnectionError) and connection.used and not response.begun:
-                raise StaleConnectionError("the connection was closed as the request came") from None
-            raise
-        return response
 
     # ---- connections
 
@@ -162,14 +158,15 @@ class _Connection(asyncio.Protocol):
     def is_usable(self, now_s: float) -> bool:
         return not self._lost and now_s - self._idle_since_s < IDLE_S
 
-    def send(self, head: bytes, body: bytes, response: UpstreamResponse) -> None:
-        self._response = response
+    def send(self, head: bytes, body: bytes, *, to_head: bool) -> UpstreamResponse:
+        self._response = response = UpstreamResponse(self.transport, to_head=to_head, on_close=self.finished)
         if self._lost:
             response.lost(None)
-        elif body:
+        elif len(body) > LONG:
             self.transport.writelines([head, body])
         else:
-            self.transport.write(head)
+            self.transport.write(head + body)
+        return response
 
     def finished(self, response: UpstreamResponse) -> None:
         self._response = None
@@ -196,14 +193,14 @@ class _Connection(asyncio.Protocol):
 
 
 def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes) -> bytes:
-    lines = [b"%s %s%s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), origin.prefix, target, origin.name)]
-    lines += [b"%s: %s\r\n" % header for header in headers]
+    first = b"%s %s%s HTTP/1.1\r\nHost: %s" % (method.encode(), origin.prefix, target, origin.name)
+    lines = [first, *map(b": ".join, headers)]
     if body or method in WITH_BODY:
-        lines.append(b"Content-Length: %d\r\n" % len(body))
-    head = b"".join(lines)
-    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
+        lines.append(b"Content-Length: %d" % len(body))
+    head = b"\r\n".join(lines)
+    if not head.count(b"\n") == head.count(b"\r") == len(lines):
         raise ConnectionError("a header with a line break cannot be sent")
-    return head + b"\r\n"
+    return head + b"\r\n\r\n"
 
 
 _origin = functools.lru_cache(4096)(Origin.of)
@@ -212,13 +209,13 @@ _origin = functools.lru_cache(4096)(Origin.of)
 class Upstream(HttpClient):
     """Requests to workers, each with the worker's key."""
 
-    async def send(
+    def send(
         self, worker: Worker, method: str, target: str, headers: RawHeaders, body: bytes
-    ) -> UpstreamResponse:
+    ) -> Coroutine[Any, Any, UpstreamResponse]:
         """The beginning of the worker's response, which the caller must close."""
         if worker.api_key is not None:
             headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
-        return await self.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
+        return self.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
 
     async def ask(
         self, worker: Worker, method: str, target: str, timeout_s: float, headers: RawHeaders = (), body: bytes = b""

@@ -167,7 +167,7 @@ class Management:
         return await self._policies(parameter, body)
 
     async def _routing(self, parameter: str, body: bytes) -> Response:
-        return json_response({"requests": list(self.gateway.log.recent)})
+        return json_response({"requests": self.gateway.log.recent()})
 
     # ---- what reaches all workers
 

@@ -23,13 +23,14 @@ LINES = b"application/x-ndjson"
 class Outlet:
     """A response begins and ends by `send`; pieces of a stream take a short way to the client's connection."""
 
+    _recent: deque[bytes]  # what came last of a stream
+
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
         self._call = call
         self._send = send
         self.exchange = exchange
         self._of_lines = False
         self._half_line = b""
-        self._recent: deque[bytes] = deque(maxlen=RECENT)  # what came last
         self.ended = False
 
     @property
@@ -40,10 +41,11 @@ class Outlet:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
-        await send_whole(self._send, answer)
+        await send_whole(self._send, self.exchange, answer)
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._begin(200)
+        self._recent = deque(maxlen=RECENT)
         self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -52,8 +54,8 @@ class Outlet:
         self._recent.append(data[-TAIL:])
         if self._half_line or not data.endswith(b"\n"):
             data = self._whole_lines(data)
-        if data:
-            self._pass(data)
+        self._call.sent_bytes += len(data)
+        self.exchange.write(data)
 
     async def end(self) -> None:
         if self._half_line:
@@ -93,7 +95,8 @@ class Outlet:
         self._call.first_byte_s = time.perf_counter() - self._call.began_s
 
 
-async def send_whole(send: Send, answer: Response) -> None:
-    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+async def send_whole(send: Send, exchange: Exchange, answer: Response) -> None:
+    headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+    await exchange.until_writable()
+    exchange.write(answer.body, more=False)

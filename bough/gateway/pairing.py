@@ -34,7 +34,7 @@ class Pairing:
         candidates = [
             worker
             for worker in self._registry.prefills(call.peek.model)
-            if worker.id not in call.tried_prefills and worker.has_room and worker.breaker.admits(now_s)
+            if worker.id not in call.tried_prefills and worker.admits(now_s)
         ]
         if not candidates:
             return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bough.gateway.headers import RawHeaders, header
+from bough.gateway.headers import RawHeaders
 from bough.gateway.policies import RoutingRequest
 
 
@@ -63,12 +63,14 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     except RecursionError:  # JSON that a worker may be able to read
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
+    given = dict(reversed(headers))  # of a header that comes twice, the first
+    session, target = given.get(b"x-smg-routing-key", given.get(b"x-session-id")), given.get(b"x-smg-target-worker")
     routing = RoutingRequest(
         model=model or "",
         text=text,
         token_ids=ids,
-        session=header(headers, b"x-smg-routing-key", b"x-session-id"),
-        target=header(headers, b"x-smg-target-worker"),
+        session=None if session is None else session.decode("latin-1"),
+        target=None if target is None else target.decode("latin-1"),
     )
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
@@ -79,14 +81,15 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
-    media = "".join(map(_media, (fields.images, fields.image_data, fields.video_data, fields.audio_data)))
+    media = "".join(map(_media, filter(None, (fields.images, fields.image_data, fields.video_data, fields.audio_data))))
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
         ids = _ids(given)
         if ids is not None:  # which have other ones in the places of media
             return media + " ".join(map(str, ids)), None if media else ids
-        return media + _words(fields.instructions) + _words(given), None
+        first = media if fields.instructions is None else media + _words(fields.instructions)
+        return first + _words(given), None
     return "", None
 
 

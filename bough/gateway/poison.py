@@ -4,19 +4,20 @@ A request that gets the same 5xx from two workers, or that two workers end with,
 and no breaker counts it. Where several requests were on both workers that ended, only a third end tells which it was.
 """
 
+import msgspec
+
 from bough.gateway.worker import Lease, Moved, Worker
 
 UNAVAILABLE = 503  # says that the worker cannot serve any request
 
 
-class Faults:
+class Faults(msgspec.Struct, eq=False, weakref=True):
     """The failed attempts of one request."""
 
-    def __init__(self) -> None:
-        self.poison: str | None = None  # why the request is to blame
-        self._undecided: dict[int, Lease] = {}  # by the status that the worker answered
-        self._ended: set[str] = set()
-        self._among: Moved | None = None  # the requests that came to the worker as this one did
+    poison: str | None = None  # why the request is to blame
+    _undecided: dict[int, Lease] = {}  # by the status that the worker answered
+    _ended: set[str] = set()
+    _among: Moved | None = None  # the requests that came to the worker as this one did
 
     def sent(self, worker: Worker) -> None:
         """The worker gets the request."""

@@ -185,7 +185,7 @@ def merged(path: str, answers: Sequence[Response]) -> Response:
     """Adds up the counts of all processes. A worker is healthy when all find it so; everything else is the first's."""
     first = answers[0]
     if path == "/metrics":
-        return dataclasses.replace(first, body=merged_pages([answer.body.decode() for answer in answers]))
+        return Response(first.status, first.headers, merged_pages([answer.body.decode() for answer in answers]))
     contents = [json.loads(answer.body) for answer in answers if answer.status == 200]
     of_all: dict[str, list[dict[str, Any]]] = {}
     for worker in (worker for content in contents for worker in _workers(content)):

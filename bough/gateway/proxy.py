@@ -112,17 +112,20 @@ class Proxy:
         try:
             while True:
                 try:
-                    return await self._hedged(call, body)
+                    lease = self.dispatch.try_next(call) or await self.dispatch.wait(call)
+                    if self.settings.hedge_after_secs is None or call.pinned is not None:
+                        return await self._attempt(call, body, lease)
+                    return await self._hedged(call, body, lease, self.settings.hedge_after_secs)
                 except AttemptFailedError as failure:
                     if call.faults.poison is not None:
                         call.error = f"not tried on a third worker: {call.faults.poison}"
-                        self.metrics.poisons.inc()
+                        self.metrics.poisons[()] += 1
                         if failure.answered:
                             return failure.final_response()
                         raise _poison_error(call.faults.poison) from None
                     if failure.moved:
                         call.moves += 1
-                        self.metrics.moves.inc()
+                        self.metrics.moves[()] += 1
                         continue
                     call.error = failure.reason
                     hopeless = failure.status == NOT_IMPLEMENTED and not self.dispatch.has_untried(call)
@@ -137,17 +140,13 @@ class Proxy:
         if retries >= self.settings.retry_max_retries or take_from_all([self.budget], time.monotonic()):
             return False
         call.retries += 1
-        self.metrics.retries.inc()
+        self.metrics.retries[()] += 1
         await asyncio.sleep(pause_s(self.settings, retries, random.random()))
         return True
 
-    async def _hedged(self, call: Call, body: bytes) -> Response | OpenStream:
-        """One attempt; with `--hedge-after-secs` a second beside a slow first. The first good result counts."""
-        after_s = self.settings.hedge_after_secs
-        if after_s is None or call.pinned is not None:
-            return await self._attempt(call, body, await self.dispatch.lease(call))
-        first = asyncio.create_task(self._attempt(call, body, await self.dispatch.lease(call)))
-        running = {first}
+    async def _hedged(self, call: Call, body: bytes, lease: Lease, after_s: float) -> Response | OpenStream:
+        """An attempt, and a second beside a slow first. The first good result counts."""
+        running = {asyncio.create_task(self._attempt(call, body, lease))}
         try:
             done, _ = await asyncio.wait(running, timeout=after_s)
             if not done:
@@ -168,14 +167,14 @@ class Proxy:
             return None
         if lease is not None:
             call.hedges += 1
-            self.metrics.hedges.inc()
+            self.metrics.hedges[()] += 1
         return lease
 
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
         worker = lease.worker
         call.attempts += 1
         call.faults.sent(worker)
-        self.metrics.attempts(worker.url).inc()
+        self.metrics.attempts[worker.url,] += 1
         self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
         self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
         resumable = call.peek.streams and call.path in RESUMABLE_PATHS
@@ -185,8 +184,10 @@ class Proxy:
         if self.pairing is not None and call.path in PAIRED_PATHS and call.peek.not_json is None:
             prefill = self.pairing.lease(call, lease)
             body = paired_body(body, prefill)
+        if self.settings.attempt_timeout_secs is not None:
+            lease.end_after(self.settings.attempt_timeout_secs)
         try:
-            async with lease.bounded(self.settings.attempt_timeout_secs):
+            with lease:
                 response = await self.upstream.send(worker, call.method, call.target, headers, body)
                 result = await read_response(call, lease, response)
                 if isinstance(result, Response):
@@ -203,7 +204,7 @@ class Proxy:
             if prefill is not None and self.pairing is not None:
                 failure = self.pairing.failed(call, prefill, failure)
             call.tried.add(worker.id)
-            self.metrics.failures.labels(worker.url, "moved" if failure.moved else str(failure.status)).inc()
+            self.metrics.failures[worker.url, "moved" if failure.moved else str(failure.status)] += 1
             if failure.blames_worker and failure.answered:
                 call.faults.answered(lease, failure.status, failure.reason)
             elif failure.blames_worker:
@@ -257,7 +258,7 @@ class Proxy:
                 else:
                     await self._note_end(call, stream.lease.worker, error)
                 if call.faults.poison is not None:
-                    self.metrics.poisons.inc()
+                    self.metrics.poisons[()] += 1
                     await outlet.broken(_poison_error(call.faults.poison).failure.message)
                     return
             if not text.resumable or (failures and not await self._pause(call, failures - 1)):
@@ -273,44 +274,44 @@ class Proxy:
 
     async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         """One worker's part of a stream, until its end."""
-        lease, response = stream.lease, stream.response
+        lease, response, exchange = stream.lease, stream.response, outlet.exchange
         key = lease.worker.api_key
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
 
-        def pass_on(chunk: bytes) -> None:
-            lease.heard = True
-            piece = text.feed(chunk if key is None else scrubbed(chunk, key))
-            lease.resumable = text.resumable
-            if text.delivered:
-                lease.prove()
-            if piece:
-                outlet.write(piece)
-
-        def tap(chunk: bytes) -> bool:
-            if not outlet.exchange.writable:
+        def pass_on(chunk: bytes) -> bool:
+            if not exchange.writable:
                 return False
-            pass_on(chunk)
+            lease.heard = True
+            if key is not None:
+                chunk = scrubbed(chunk, key)
+            if text.annotated is not False or not text.delivered:  # else it passes as it is
+                chunk = text.feed(chunk)
+                lease.resumable = text.resumable
+                if text.delivered and lease.counted is None:
+                    lease.prove()
+            if chunk:
+                outlet.write(chunk)
             return True
 
-        chunk, response.tap = stream.first, tap
+        chunk, response.tap = stream.first, pass_on
         try:
             while chunk:
+                await exchange.until_writable()
                 pass_on(chunk)
-                await outlet.exchange.until_writable()
-                async with lease.bounded(None):
+                with lease:
                     chunk = await response.read_some()
         finally:
             response.tap = None
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
-        rest = text.rest(cut_off=by_connection and not text.resumable)
+        rest = text.rest(outlet.tail if by_connection and not text.resumable else None)
         if rest:
             outlet.write(rest)
 
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText) -> OpenStream:
         call.failovers += 1
-        self.metrics.failovers.inc()
+        self.metrics.failovers[()] += 1
         call.tried = {lost.lease.worker.id}
         text.restart()
         result = await self._first_response(call, text.body(call.body))

@@ -41,6 +41,7 @@ class Registry:
         self._workers: dict[str, Worker] = {}
         self._listeners: list[RegistryListener] = []
         self._available: dict[str | None, list[Worker]] = {}  # by model, until a worker changes
+        self._models: frozenset[str] = frozenset()
 
     def listen(self, listener: RegistryListener) -> None:
         self._listeners.append(listener)
@@ -83,7 +84,7 @@ class Registry:
             return
         worker.removed = True
         worker.in_rotation = False
-        self._available.clear()
+        self._forget()
         log.info("worker %s at %s is removed", worker.id, worker.url)
         for listener in self._listeners:
             listener.removed(worker)
@@ -116,16 +117,20 @@ class Registry:
         self.notify_changed(worker)
 
     def notify_changed(self, worker: Worker) -> None:
-        self._available.clear()
+        self._forget()
         for listener in self._listeners:
             listener.changed(worker)
 
+    def _forget(self) -> None:
+        self._available.clear()
+        self._models = frozenset(model for worker in self._workers.values() for model in worker.capabilities.models)
+
     def models(self) -> list[str]:
         """Every reported model, also of workers that are out of rotation."""
-        return sorted({model for worker in self._workers.values() for model in worker.capabilities.models})
+        return sorted(self._models)
 
     def knows(self, model: str | None) -> bool:
-        return any(model in worker.capabilities.models for worker in self._workers.values())
+        return model in self._models
 
     def serving(self, model: str | None) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.serves(model)]

@@ -3,8 +3,6 @@
 A 200 with something else than was asked for is a failure. Plain-text errors get OpenAI's shape.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
 from bough.gateway.call import Call
@@ -30,16 +28,14 @@ SHORTEST_SECRET = 8  # characters
 LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
     fields: ResponseFields | None = None  # what the gateway reads in it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenStream:
+class OpenStream(msgspec.Struct, frozen=True, eq=False):
     """A response in progress; its owner must close the response and end the lease."""
 
     lease: Lease

@@ -74,7 +74,7 @@ TAIL = 256
 SEED, IDS, EVENTS = b": seed", b": ids", b": events"
 SIGN = re.compile(rb": (?:ids(?: [\d, ]*)?|seed -?\d+|events \d+)")  # a whole line; others are somebody's own comments
 # How nearly every event is, and nearly always comes alone.
-ONE_EVENT = re.compile(rb": ids ([\d,]+)\n((?:event: content[^\n]*\n)?data: \{[^\n]*\n\n)")
+ONE_EVENT = re.compile(rb": ids (\d+(?:,\d+)*)\n((?:event: content[^\n]*\n)?data: \{[^\n]*\n\n)")
 ENDINGS = (b"data: [DONE]", b"event: message_stop")
 ERRORS = (b'data: {"error"', b"event: error")
 # What a worker says when it, and not the request, is the reason for the end of a stream.
@@ -105,7 +105,6 @@ class ResumableText:
         self._earlier: Logprobs = {}
         self._buffer = bytearray()
         self._finished = False
-        self._tail = b""  # of a stream that passes as it is
         self._undecided = True  # whether the worker that it comes from speaks the protocol
 
     @property
@@ -116,10 +115,9 @@ class ResumableText:
         """What may go to the client. Raises `WorkerFailedError` if a resumable stream blames its worker."""
         if self.annotated is False:
             self.delivered = self.delivered or bool(data)
-            self._tail = (self._tail + data)[-TAIL:]
             return data
         if not (self._buffer or self._undecided or self._earlier) and (event := ONE_EVENT.fullmatch(data)):
-            self.output_ids += _ids(event[1])
+            self.output_ids += map(int, event[1].split(b","))
             self._last = event[2]
             return self._last
         self._buffer += data
@@ -128,10 +126,11 @@ class ResumableText:
             ready.append(group)
         return b"".join(ready)
 
-    def rest(self, *, cut_off: bool = False) -> bytes:
-        """What is left when the worker has closed the stream. A resumable stream must have reached its end mark; with
-        `cut_off` any stream must."""
-        if (self.annotated and not self._finished) or (cut_off and not any(end in self._tail for end in ENDINGS)):
+    def rest(self, tail: bytes | None = None) -> bytes:
+        """What is left when the worker has closed the stream. A resumable stream must have reached its end mark; any
+        other must where `tail`, what came last of it, is given."""
+        cut_off = tail is not None and not any(end in tail[-TAIL:] for end in ENDINGS)
+        if cut_off or (self.annotated and not self._finished):
             raise WorkerFailedError("the stream ended before its answer did")
         rest = bytes(self._buffer)
         self._buffer.clear()
@@ -192,7 +191,6 @@ class ResumableText:
             raise CannotResumeError("the worker began anew instead of going on with a stream")
         self.annotated, self.delivered = False, True
         rest = bytes(self._buffer)
-        self._tail = rest[-TAIL:]
         self._buffer.clear()
         return rest or None
 

@@ -5,6 +5,7 @@ A second signal ends it at once.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import sys
@@ -64,6 +65,7 @@ async def serve(
         grpc = await _open_grpc(front, settings, cleanup)
         async with http.serving() as serving:
             settle_garbage()
+            gc.set_threshold(20_000)  # requests leave no circles, and each look for some costs all that run
             on_ready(url_of(listener, settings))
             await unless_ending(asyncio.Event().wait(), ending, serving)
             if children is not None:

@@ -22,7 +22,7 @@ class UpstreamResponse:
     def __init__(
         self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
     ) -> None:
-        self.status = 0
+        self.status = 0  # until the headers are here
         self.headers: list[tuple[bytes, bytes]] = []
         self.begun = False  # a byte has come
         self.complete = False
@@ -33,7 +33,7 @@ class UpstreamResponse:
         self._on_close = on_close
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._head_bytes = 0
-        self._headed = self._interim = False
+        self._interim = False
         self._pieces: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = self._closed = False
@@ -45,23 +45,20 @@ class UpstreamResponse:
     # ---- for its reader
 
     def header(self, name: bytes) -> bytes | None:
-        return next((value for known, value in self.headers if known == name), None)
+        return dict(reversed(self.headers)).get(name)  # the first of that name
 
     @property
     def content_type(self) -> str:
         return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
-
-    async def head(self) -> None:
-        while not self._headed:
-            await self._more()
 
     async def read_some(self) -> bytes:
         """The body's next bytes, empty at its end. Raises a `ConnectionError` if it ends too early."""
         while not self._pieces:
             if self.complete and self._error is None:
                 return b""
-            await self._more()
-        self._go_on()
+            await self.more()
+        if self._paused:
+            self._go_on()
         return self._taken()
 
     def _taken(self) -> bytes:
@@ -69,6 +66,8 @@ class UpstreamResponse:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
+        if self.complete and self._error is None:
+            return self._taken()
         pieces = []
         while piece := await self.read_some():
             pieces.append(piece)
@@ -79,16 +78,17 @@ class UpstreamResponse:
         if not self._closed:
             self._closed = True
             self._parser = None  # it holds this response: without a circle, both go without the garbage collector
-            self._go_on()
+            if self._paused:
+                self._go_on()
             self._on_close(self)
 
     def _go_on(self) -> None:
-        if self._paused:
-            self._paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+        self._paused = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
-    async def _more(self) -> None:
+    async def more(self) -> None:
+        """Waits for something to come."""
         if self._error is not None:
             raise self._error
         self._reader = asyncio.get_running_loop().create_future()
@@ -96,10 +96,6 @@ class UpstreamResponse:
             await self._reader
         finally:
             self._reader = None
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
     # ---- for its connection
 
@@ -112,32 +108,33 @@ class UpstreamResponse:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(ProtocolError(f"an answer that cannot be read ({error.__context__ or error})"))
-        if not self._headed:
+        if not self.status:
             self._head_bytes += len(data)
             if self._head_bytes > LARGEST_HEAD:
                 self._fail(ProtocolError("an answer whose headers are too long"))
         reader = self._reader
         if self.tap is not None and self._pieces and reader is not None and not reader.done():
-            data = self._taken()
             try:
-                if not self.tap(data):
-                    self._pieces, self._waiting_bytes = [data], len(data)
+                if self.tap(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)):
+                    self._pieces, self._waiting_bytes = [], 0
             except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
-                self._error = error
+                self._pieces, self._waiting_bytes, self._error = [], 0, error
             if not (self._pieces or self.complete or self._error is not None):
                 return
         if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def lost(self, error: Exception | None) -> None:
-        if error is None and self._headed and self.ends_with_connection and self._error is None:
+        if error is None and self.status and self.ends_with_connection and self._error is None:
             self.complete = True
         else:
             self._fail(ConnectionError(str(error) if error is not None else "the connection was closed"))
         self.reusable = False
-        self._wake()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _fail(self, error: ConnectionError) -> None:
         self.reusable = False
@@ -151,22 +148,24 @@ class UpstreamResponse:
             self.reusable = False  # another response than the one that was asked for
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._headed:  # else a trailer
+        if not self.status:  # else a trailer
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._headed or self._parser is None:
+        if self.status or self._parser is None:
             return
         status = self._parser.get_status_code()
         if status < 200:  # the real one follows
             self._interim = True
             self.headers.clear()
             return
-        self.status, self._headed = status, True
+        self.status = status
         if self._to_head:
             self.complete = True
         else:
-            self.ends_with_connection = status not in NO_BODY and not any(map(_tells_end, self.headers))
+            named = dict(self.headers)
+            chunked = named.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+            self.ends_with_connection = not (status in NO_BODY or b"content-length" in named or chunked)
 
     def on_body(self, body: bytes) -> None:
         if not self.complete and self._error is None:
@@ -180,15 +179,8 @@ class UpstreamResponse:
             self.complete, self.reusable = True, self._parser.should_keep_alive()
 
 
-def _tells_end(header: tuple[bytes, bytes]) -> bool:
-    name, value = header
-    return name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))
-
-
 class EventReader:
     """Splits a byte stream into the data of server-sent events."""
-
-    __slots__ = ("_rest",)
 
     def __init__(self) -> None:
         self._rest = b""

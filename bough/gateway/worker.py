@@ -6,11 +6,10 @@ A `Lease` is one attempt of a request at a worker; while held it counts as load,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from weakref import WeakSet
@@ -81,13 +80,10 @@ class Worker:
     suspect: Callable[[], None] = lambda: None
     id: str = field(init=False)
     leases: set[Lease] = field(default_factory=set)
+    load: int = 0  # how many these are
 
     def __post_init__(self) -> None:
         self.id = worker_id(self.url)
-
-    @property
-    def load(self) -> int:
-        return len(self.leases)
 
     @property
     def state(self) -> WorkerState:
@@ -103,9 +99,9 @@ class Worker:
     def available(self) -> bool:
         return self.in_rotation and not self.draining and not self.removed
 
-    @property
-    def has_room(self) -> bool:
-        return self.limit is None or len(self.leases) < self.limit
+    def admits(self, now_s: float) -> bool:
+        """Whether it has room, and its breaker lets a request pass."""
+        return (self.limit is None or self.load < self.limit) and self.breaker.admits(now_s)
 
     def serves(self, model: str | None) -> bool:
         """A healthy worker that does not report its models may have any."""
@@ -131,8 +127,36 @@ class Worker:
                 self.suspect()
 
 
-class Lease:
-    """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`."""
+class Scope:
+    """What its task waits for inside of it can be ended from outside, with a `TimeoutError`: as `asyncio.timeout`, but
+    without a timer and the turns of the loop that each takes."""
+
+    _task: asyncio.Task[object] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _ended = False
+    _fault: type[Exception] = TimeoutError
+
+    def __enter__(self) -> None:
+        self._task, self._ended = asyncio.current_task(), False
+
+    def end_wait(self) -> None:
+        """Not for the task itself."""
+        if self._task is not None and not self._ended:
+            self._ended = True
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        task, self._task = self._task, None
+        if self._timer is not None:
+            self._timer.cancel()
+        # Where others have cancelled the task as well, they get to see it.
+        if self._ended and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
+            raise self._fault from error
+
+
+class Lease(Scope):
+    """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`. A scope
+    for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called back."""
 
     def __init__(self, worker: Worker, on_release: Callable[[], None], prefill_tokens: float = 0.0) -> None:
         self.worker = worker
@@ -146,9 +170,9 @@ class Lease:
         self.called_back = False
         self.partner: Lease | None = None  # is called back with it
         self._on_release = on_release
-        self._counted: bool | None = None  # as a success on trial; None before the first event of a stream
-        self._scope: asyncio.Timeout | None = None
+        self.counted: bool | None = None  # as a success on trial; None before the first event of a stream
         worker.leases.add(self)
+        worker.load += 1
 
     def prefilled(self) -> None:
         """The first token is there: the prompt is computed."""
@@ -157,11 +181,10 @@ class Lease:
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
-        if self._counted is None:
-            self._counted = self.worker.breaker.proved(time.monotonic())
+        self.counted = self.worker.breaker.proved(time.monotonic())
 
     def succeed(self) -> None:
-        if not self._counted:
+        if not self.counted:
             self.worker.breaker.succeeded(time.monotonic())
         self._release()
 
@@ -179,7 +202,7 @@ class Lease:
         self.worker.breaker.failed(time.monotonic())
 
     def acquit(self) -> None:
-        if not self._counted:
+        if not self.counted:
             self.worker.breaker.abandoned()
 
     def abandon(self) -> None:
@@ -191,12 +214,13 @@ class Lease:
         if self in self.worker.leases:
             self.prefilled()
             self.worker.leases.remove(self)
+            self.worker.load -= 1
             self._on_release()
 
     def call_back(self) -> None:
         if self.called_back:
             return
-        self.called_back = True
+        self.called_back, self._fault = True, WorkerLostError
         if self.partner is not None:
             self.partner.call_back()
         if self.resumable:
@@ -204,28 +228,10 @@ class Lease:
         else:
             self.heard = True  # its silence counts from here
 
-    def end_wait(self) -> None:
-        if self._scope is not None:
-            end_scope(self._scope)
+    def end_after(self, timeout_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.end_wait)
 
-    @contextlib.asynccontextmanager
-    async def bounded(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """A scope for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called
-        back."""
+    def __enter__(self) -> None:
         if self.called_back and self.resumable:
             raise WorkerLostError
-        try:
-            async with asyncio.timeout(timeout_s) as self._scope:
-                yield
-        except TimeoutError:
-            if self.called_back:
-                raise WorkerLostError from None
-            raise
-        finally:
-            self._scope = None
-
-
-def end_scope(scope: asyncio.Timeout) -> None:
-    """Ends a scope with a `TimeoutError`. No effect on one that is ending."""
-    with contextlib.suppress(RuntimeError):
-        scope.reschedule(0.0)  # which has passed
+        self._task, self._ended = asyncio.current_task(), False

@@ -39,8 +39,8 @@ ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that c
 
 def assign_request_id(scope: Scope) -> str:
     """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    chosen = given.decode() if ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
+    given = dict(reversed(scope["headers"])).get(b"x-request-id", b"")  # the first of that name
+    chosen = given.decode() if given and ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
     scope[REQUEST_ID_KEY] = chosen
     return chosen
 
@@ -167,8 +167,7 @@ class Front:
         self._root = Root(root_path)
         self._browsers = browsers
         self.active = 0  # requests in progress
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._quiet = asyncio.Event()  # set when the last of them has ended
 
     def open(self, app: ASGIApp) -> None:
         self._app = app
@@ -187,9 +186,11 @@ class Front:
 
     async def drained(self, timeout_s: float) -> bool:
         """Waits for the requests in progress; False if some still are when the time is up."""
+        self._quiet.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._quiet.wait()
+                if self.active:
+                    await self._quiet.wait()
         return not self.active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,10 +212,12 @@ class Front:
         counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
             self.active += 1
-            self._quiet.clear()
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
-            if refusal is None and self._app is not None and self._accepts(scope["path"]):
+            serves = self.phase is Phase.SERVING  # monitors can read /metrics while the server drains, too
+            if self.phase is Phase.DRAINING:
+                serves = self._root.without(scope["path"]) == "/metrics"
+            if refusal is None and self._app is not None and serves:
                 await self._app(scope, receive, named_send)
             else:
                 shape = shape_of(self._root.without(scope["path"]))
@@ -229,11 +232,6 @@ class Front:
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)
             current_request.reset(token)
-
-    def _accepts(self, path: str) -> bool:
-        """Monitors can read /metrics while the server drains."""
-        monitoring = self._root.without(path) == "/metrics"
-        return self.phase is Phase.SERVING or (self.phase is Phase.DRAINING and monitoring)
 
     def _closed(self) -> Failure:
         headers = {"Retry-After": "1", "Connection": "close"}

@@ -37,9 +37,10 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope) -> Failure | None:
-        headers = dict[bytes, bytes]()
-        for name, value in scope["headers"]:  # of a header that comes twice both values must be allowed
-            headers[name] = b"%b,%b" % (headers[name], value) if name in headers else value
+        headers = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
+            for name in headers:
+                headers[name] = b",".join(value for each, value in scope["headers"] if each == name)
         host = headers.get(b"host")
         if host and self._hosts is not None and not self._knows(host, scope):
             return _unknown_host(host)

@@ -214,7 +214,8 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._waiting:
             self._start(self._waiting.popleft())
-        self.resume_reading()
+        if self._paused:
+            self.resume_reading()
 
     def pause_writing(self) -> None:
         self.drained = self.loop.create_future()
@@ -224,10 +225,6 @@ class HttpProtocol(asyncio.Protocol):
             if not self.drained.done():
                 self.drained.set_result(None)
             self.drained = None
-
-
-def _nothing() -> None:
-    pass
 
 
 class Exchange:
@@ -241,7 +238,7 @@ class Exchange:
         self.started = False
         self.complete = False
         self.gone = False  # the client has left
-        self.on_leave: Callable[[], None] = _nothing
+        self.on_leave: Callable[[], None] | None = None
         self._connection = connection
         self._transport = connection.transport
         self._body: list[bytes] = []
@@ -267,7 +264,8 @@ class Exchange:
     def leave(self) -> None:
         self.gone = True
         self._wake()
-        self.on_leave()
+        if self.on_leave is not None:
+            self.on_leave()
 
     def _wake(self) -> None:
         if self._news is not None:
@@ -289,7 +287,7 @@ class Exchange:
             self._transport.close()
             raise
         finally:  # nothing holds itself, so that all goes without the garbage collector
-            self.on_leave = _nothing
+            self.on_leave = None
             self.scope.pop(EXCHANGE_KEY)
 
     # ---- for the application
@@ -356,27 +354,27 @@ class Exchange:
 
     def _start(self, status: int, headers: Any) -> None:
         self._chunked, self._left = False, None
-        lines = [STATUS_LINES[status]]
-        for name, value in (*self._connection.state.default_headers, *headers):
-            if name == b"connection":
-                self.keep_alive = self.keep_alive and b"close" not in value.lower()
-                continue
-            if name == b"content-length":
-                self._left = int(value)
-            lines.append(b"%b: %b\r\n" % (name, value))
+        lines = [*self._connection.state.default_headers, *headers]
+        named = dict(lines)
+        if b"connection" in named:
+            values = b",".join(value for name, value in lines if name == b"connection")
+            self.keep_alive = self.keep_alive and b"close" not in values.lower()
+            lines = [header for header in lines if header[0] != b"connection"]
+        if b"content-length" in named:
+            self._left = int(named[b"content-length"])
         if self.scope["method"] == "HEAD" or status in BODILESS:
             self._left = 0
         elif self._left is None and self.scope["http_version"] == "1.1":
             self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append((b"transfer-encoding", b"chunked"))
         elif self._left is None:
             self.keep_alive = False
         if not self.keep_alive:
-            lines.append(CLOSE)
-        head = b"".join(lines)
-        if not head.count(b"\n") == head.count(b"\r") == len(lines):
+            lines.append((b"connection", b"close"))
+        head = b"\r\n".join([*map(b": ".join, lines), b"", b""])
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
             raise RuntimeError("a header with a line break cannot be sent")
-        self._head, self.started = head + b"\r\n", True
+        self._head, self.started = STATUS_LINES[status] + head, True
         self._connection.loop.call_soon(self._send_head)
 
     def _send_head(self) -> None:

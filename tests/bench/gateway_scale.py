@@ -79,7 +79,7 @@ def measure_scale(policy: str, workers: int, dialogues: Sequence[Dialogue], user
     routing_s = time.process_time() - began_s
     metrics = GatewayMetrics(fleet.registry, fleet.dispatch)
     for worker in fleet.registry:
-        metrics.attempts(worker.url).inc()
+        metrics.attempts[worker.url,] += 1
     began_s = time.process_time()
     page = metrics.page()
     return {

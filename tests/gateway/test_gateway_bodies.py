@@ -107,13 +107,13 @@ def test_others_get_their_turn_while_a_large_body_is_looked_into(kind: str) -> N
 
     async def main() -> None:
         bodies = Bodies(GatewaySettings())
-        looking = asyncio.create_task(bodies.peek(body, []))
+        looking = asyncio.create_task(bodies.excerpt(body))
         turns = 0
         while not looking.done():
             turns += 1
             await asyncio.sleep(0)
         assert turns >= sum(steps) // (TURN + WINDOW + STEP)
-        assert looking.result().model == (None if kind == "garbage" else "m")
+        assert peek(looking.result(), []).model == (None if kind == "garbage" else "m")
 
     asyncio.run(main())
 
@@ -172,7 +172,7 @@ def test_large_bodies_are_looked_into_one_after_the_other(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(bodies_module, "excerpt_of", noting)
         bodies = Bodies(GatewaySettings())
-        await asyncio.gather(*(bodies.peek(b" " * (LARGE + 1), []) for _ in range(5)))
+        await asyncio.gather(*(bodies.excerpt(b" " * (LARGE + 1)) for _ in range(5)))
         assert most == 1
 
     asyncio.run(main())

@@ -63,7 +63,8 @@ class Policy:
 
     def choose(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         """A request that names its worker gets it, and a session stays with its worker, under every policy."""
-        return self.pick(_allowed(workers, request), request)
+        named = request.target is not None or request.session is not None
+        return self.pick(_allowed(workers, request) if named else workers, request)
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         raise NotImplementedError

@@ -53,17 +53,17 @@ class CostPolicy(TextTreePolicy):
         step = min(STEP_TOKENS, STEP_S * mean_speed)
         near_tokens = min(NEAR_TOKENS, step)
         self._recent.append(request.text[:HOME_CHARS])
-        if idle := self._idle(workers, loads, cached):
-            workers, loads = idle, [worker.load + OTHERS_WEIGHT * worker.other_load for worker in idle]
-        whole, each = self._weighed(tokens, near_tokens), self.request_tokens
-        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
-        costs = [whole + tokens_before for tokens_before in queued]
-        for place, worker in enumerate(workers) if held else ():
-            if worker.id in held:
-                costs[place] += self._weighed(tokens * (1.0 - held[worker.id]), near_tokens) - whole
-        copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
-        if tokens * max(held.values(), default=0.0) > near_tokens and copy + min(queued) < min(costs):
-            for place in self._fresh(workers):
+        if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
+            workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
+        whole, queued, costs = self._weighed(tokens, near_tokens), list[float](), list[float]()
+        for worker, load in zip(workers, loads, strict=True):
+            share = held.get(worker.id)
+            left = whole if share is None else self._weighed(tokens * (1.0 - share), near_tokens)
+            queued.append(worker.prefill_tokens + self.request_tokens * load)
+            costs.append(queued[-1] + left)
+        if tokens * max(held.values(), default=0.0) > near_tokens:
+            copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
+            for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
                 costs[place] = min(costs[place], copy + queued[place])
         for place, worker in enumerate(workers) if speeds else ():
             speed = worker.speed / mean_speed if worker.speed else 1.0
@@ -84,16 +84,12 @@ class CostPolicy(TextTreePolicy):
         few = sum(sent) / (2 * len(sent))
         return [place for place, size in enumerate(sent) if size < few]
 
-    def _idle(
-        self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]
-    ) -> list[WorkerView]:
-        """Workers with so little to do beside the others that one of them gets the request whatever it has cached. A
-        fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a copy only of
-        what is hot, so that the caches hold different things: what several workers hold and half of the others, what is
-        more than one worker's share of the last prompts, or what only workers with far more than the mean hold."""
+    def _idle(self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]) -> list[int]:
+        """Places of workers with so little to do beside the others that one of them gets the request whatever it has
+        cached. A fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a
+        copy only of what is hot, so that caches differ: of what several workers hold and half of the others, of what is
+        more than one worker's share of the last prompts, or of what only workers with far more than the mean hold."""
         mean = sum(loads) / len(loads)
-        if 2.0 * min(loads) + 2.0 >= mean:
-            return []
         idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
         alike = ALIKE * max(cached.get(worker.id, 0.0) for worker in workers)
         holders = [load for worker, load in zip(workers, loads, strict=True) if cached.get(worker.id, 0.0) >= alike]
@@ -101,7 +97,7 @@ class CostPolicy(TextTreePolicy):
         often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
         if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):
             idle = sorted(set(idle).intersection(self._fresh(workers)))
-        return [workers[place] for place in idle]
+        return idle
 
     def _with_home(
         self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]

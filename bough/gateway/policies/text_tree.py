@@ -89,7 +89,7 @@ class TextTree:
             ends.pop(node, None)
             depth += len(child.text)
             node = child
-        if node is not self._root and not held_below(node, worker):
+        if node is not self._root and not (node.children and held_below(node, worker)):
             ends[node] = None
             ends.move_to_end(node)
 

@@ -46,11 +46,11 @@ class AdapterStore:
             return CommandResult()
         begun = self._reading.pop(command.name, None) or self._readers.submit(self._read, command.path)
         found, hashed = self._on_all_ranks(begun)
-        rank = max((len(down) for down, _ in found.values()), default=1)
-        if rank > self._slots.rank:
+        if self._slots.lacks(found):
+            rank = max(down.shape[-2] for down, _ in found.values())
             drop()
             try:
-                self._slots.reserve(rank)
+                self._slots.reserve(rank, found)
             except torch.OutOfMemoryError as error:
                 instead = f"start with --max-lora-rank {rank}, which keeps it free, or lower --max-loras-per-batch."
                 raise ResourceError(f"There is no memory left for slots of rank {rank}; {instead}") from error
@@ -84,9 +84,9 @@ class AdapterStore:
             return kept.pin_memory()
 
 
-def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, int]]:
+def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, ...]]:
     """Outputs and inputs of the matrices that ranks share, as one rank would have them."""
-    whole = AdapterSlots(1, tables=loaded.device.type == "cpu")
+    whole = AdapterSlots(1, experts=loaded.topology.ep_size == 1)
     list(build_model(loaded.config, ONE_RANK, loaded.dtype, torch.device("meta"), adapters=whole).slots())
     return whole.shapes()
 
@@ -96,15 +96,16 @@ class AdapterInputs:
 
     def __init__(self, tokens: int, slots: int, device: torch.device, staging: Staging) -> None:
         self._slots, self._staging = slots, staging
-        # Places and blocks of tokens and of ends, at most as many of each: a block has three integers.
-        self._buffer = torch.zeros(8 * (tokens + 4), dtype=torch.int32, device=device)
+        # Places, blocks and slots of tokens and of ends, at most as many of each: a block has three integers.
+        self._buffer = torch.zeros(10 * (tokens + 4), dtype=torch.int32, device=device)
 
     def send(self, slots: LongArray, ends: LongArray = NO_ROWS, size: int = 0, ends_size: int = 0) -> AdapterRows:
         """Copies a step: the slots of its tokens, and the places among them whose hidden states are asked for. They are
         padded to the sizes of a graph."""
         sizes, fields = (size or len(slots), ends_size or len(ends)), []
         for each, count in zip((slots, slots[ends]), sizes, strict=True):
-            for values, room in zip(group_rows(each, block_rows_for(count)), self._room(count), strict=True):
+            grouped = (*group_rows(each, block_rows_for(count)), each.astype(np.int32))
+            for values, room in zip(grouped, self._room(count), strict=True):
                 fields.append(np.pad(values.ravel(), (0, room - values.size)))
         packed = np.concatenate(fields)
         self._staging.copy_into(self._buffer[: len(packed)], packed)
@@ -114,14 +115,15 @@ class AdapterInputs:
         """The step in the buffer."""
         rooms = [*self._room(size), *self._room(ends_size)]
         fields = torch.split(self._buffer[: sum(rooms)], rooms)
-        grouped = zip(fields[::2], fields[1::2], (size, ends_size), strict=True)
-        return AdapterRows(*(GroupedRows(order, blocks.view(-1, 3), block_rows_for(n)) for order, blocks, n in grouped))
+        grouped = zip(fields[::3], fields[1::3], fields[2::3], (size, ends_size), strict=True)
+        found = ((order, blocks.view(-1, 3), slots[:n], block_rows_for(n)) for order, blocks, slots, n in grouped)
+        return AdapterRows(*(GroupedRows(*each) for each in found))
 
-    def _room(self, count: int) -> tuple[int, int]:
-        """Integers of the order and of the blocks, of which each slot may end in one of its own. Kernels assume that
-        every array begins at a multiple of 16 bytes."""
+    def _room(self, count: int) -> tuple[int, int, int]:
+        """Integers of the order, of the blocks, of which each slot may end in one of its own, and of the slots. Kernels
+        assume that every array begins at a multiple of 16 bytes."""
         blocks = min(count, count // block_rows_for(count) + self._slots)
-        return -(-count // 4) * 4, -(-blocks // 4) * 12
+        return -(-count // 4) * 4, -(-blocks // 4) * 12, -(-count // 4) * 4
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
@@ -132,4 +134,5 @@ def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
 def whole_block(slots: LongArray) -> GroupedRows:
     """All tokens of a slot in one block."""
     order, blocks = group_rows(slots, max(1, len(slots)))
-    return GroupedRows(torch.from_numpy(order), torch.from_numpy(blocks), len(slots))
+    arrays = (torch.from_numpy(values) for values in (order, blocks, slots.astype(np.int32)))
+    return GroupedRows(*arrays, len(slots))

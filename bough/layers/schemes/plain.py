@@ -62,20 +62,20 @@ class PlainWeight:
 class MatrixExperts:
     """Experts whose matrices the device's table of operations takes as they are kept."""
 
-    _moe: MoEConfig
+    moe: MoEConfig
     _ops: Ops
-    _matrices: ExpertMatrices
+    matrices: ExpertMatrices
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, Experts(self._moe, self._matrices, activation))
+        return self._ops.routed_experts(x, router, Experts(self.moe, self.matrices, activation))
 
     def after_norm(self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext) -> WithNorm:
-        return self._ops.normed_experts(inputs, router, Experts(self._moe, self._matrices, activation))
+        return self._ops.normed_experts(inputs, router, Experts(self.moe, self.matrices, activation))
 
     def by_logits(
         self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
     ) -> torch.Tensor:
-        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
+        return self._ops.experts_by_logits(x, logits, None, self.moe, self.matrices, activation, scale)
 
 
 class PlainExperts(MatrixExperts):
@@ -88,7 +88,7 @@ class PlainExperts(MatrixExperts):
         apart = moe.shared_gate or moe.scales_inputs or self._here.spread is not None
         joins = not (apart or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
-        self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
+        self.moe, self._ops = replace(moe, appended=self._appended), placement.ops
         sharers = placement.topology.in_expert
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
@@ -97,7 +97,7 @@ class PlainExperts(MatrixExperts):
         self._gate_up = placement.empty(count, 2 * inner, hidden_size)
         self._down = placement.empty(count, hidden_size, inner)
         self._biases = expert_biases(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
-        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
+        self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     @property
     def has_shared(self) -> bool:
@@ -115,7 +115,7 @@ class PlainExperts(MatrixExperts):
 
     def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """The shared experts are one MLP in checkpoints, which is cut into experts."""
-        inner, held, first = self._down.shape[2], self._held_shared, self._moe.experts
+        inner, held, first = self._down.shape[2], self._held_shared, self.moe.experts
         for name, rows in (("gate_proj", slice(None, inner)), ("up_proj", slice(inner, None))):
             cut = self._gate_up[first:, rows]
             shape = torch.empty(len(cut) * inner, cut.shape[2], dtype=cut.dtype, device="meta")

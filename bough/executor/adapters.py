@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from bough.attention.context import AdapterRows
+from bough.attention.reading import ToDevice
 from bough.core.control import AdapterCommand, CommandResult, PlaceAdapter, ReadAdapter
 from bough.core.errors import BoughError, ModelError, ResourceError
 from bough.core.settings import LoraSettings
@@ -17,6 +18,7 @@ from bough.executor.staging import Staging
 from bough.kernels.lora.reference import GroupedRows, block_rows_for, group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
+from bough.models.base import CausalLM
 from bough.models.registry import build_model
 
 NO_ROWS: LongArray = np.zeros(0, dtype=np.int64)
@@ -127,12 +129,24 @@ class AdapterInputs:
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
-    """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
-    return AdapterRows(whole_block(slots), whole_block(slots[ends])) if slots.any() else None
+    """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any. All
+    tokens of a slot are one block."""
+    rows = len(slots)
+    return AdapterRows(_grouped(slots, rows), _grouped(slots[ends], rows)) if slots.any() else None
 
 
-def whole_block(slots: LongArray) -> GroupedRows:
-    """All tokens of a slot in one block."""
-    order, blocks = group_rows(slots, max(1, len(slots)))
-    arrays = (torch.from_numpy(values) for values in (order, blocks, slots.astype(np.int32)))
-    return GroupedRows(*arrays, len(slots))
+def logits_of(
+    model: CausalLM, slots: LongArray, at: slice, to_device: ToDevice = torch.from_numpy
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes logits of the hidden states of some tokens, which have the same slot."""
+    slot = int(slots[at.start])
+    if not slot:
+        return model.logits
+    return lambda hidden: model.logits(
+        hidden, _grouped(np.full(len(hidden), slot), block_rows_for(len(hidden)), to_device)
+    )
+
+
+def _grouped(slots: LongArray, block_rows: int, to_device: ToDevice = torch.from_numpy) -> GroupedRows:
+    order, blocks = group_rows(slots, block_rows)
+    return GroupedRows(*(to_device(values) for values in (order, blocks, slots.astype(np.int32))), block_rows)

@@ -86,7 +86,9 @@ class ThinMatrices:
     def add_columns_(self, product: torch.Tensor, columns: torch.Tensor, scale: float, rows: GroupedRows) -> None:
         """The same for inputs that are 0 but for one, the column, where they are `scale`."""
         if self.rank:
-            x = self._down[rows.slots.long() - 1, 0, 0, :, columns] * scale  # of rows without a slot any: nobody reads it
+            x = (
+                self._down[rows.slots.long() - 1, 0, 0, :, columns] * scale
+            )  # of rows without a slot any: nobody reads it
             same = torch.eye(self.rank, dtype=x.dtype, device=x.device).repeat(len(self._down), 1, 1, 1)
             self._ops.lora_(product, x, self.stack._replace(down=same), rows)
 
@@ -258,7 +260,9 @@ class AdaptedExperts(ExpertWeights):
         ctx: ForwardContext,
     ) -> torch.Tensor:
         sums, slots = [], self._rows(x, ctx).slots
-        for tokens, own, of in zip(x.split(MOST_TOKENS), logits.split(MOST_TOKENS), slots.split(MOST_TOKENS), strict=True):
+        for tokens, own, of in zip(
+            x.split(MOST_TOKENS), logits.split(MOST_TOKENS), slots.split(MOST_TOKENS), strict=True
+        ):
             matrices = self._weight.matrices._replace(adapted=PairAdapters(self._gate_up.stack, self._down.stack, of))
             sums.append(self._ops.experts_by_logits(tokens, own, bias, self._weight.moe, matrices, activation, scale))
         return sums[0] if len(sums) == 1 else torch.cat(sums)

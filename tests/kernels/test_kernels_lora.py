@@ -40,7 +40,8 @@ def grouped(slots: list[int], block_rows: int, padding: int, device: torch.devic
     order, blocks = group_rows(np.array(slots), block_rows)
     order = np.append(order, np.zeros(padding, dtype=np.int32))
     blocks = np.concatenate([blocks, np.zeros((padding, 3), dtype=np.int32)])
-    return GroupedRows(torch.from_numpy(order).to(device), torch.from_numpy(blocks).to(device), block_rows)
+    arrays = (torch.from_numpy(values).to(device) for values in (order, blocks, np.array(slots, dtype=np.int32)))
+    return GroupedRows(*arrays, block_rows)
 
 
 def added(x: torch.Tensor, stack: AdapterStack, slots: list[int]) -> torch.Tensor:

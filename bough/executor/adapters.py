@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from bough.attention.context import AdapterRows
-from bough.attention.reading import ToDevice
 from bough.core.control import AdapterCommand, CommandResult, PlaceAdapter, ReadAdapter
 from bough.core.errors import BoughError, ModelError, ResourceError
 from bough.core.settings import LoraSettings
@@ -15,7 +14,7 @@ from bough.distributed.topology import ONE_RANK
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
 from bough.executor.staging import Staging
-from bough.kernels.lora.reference import GroupedRows, block_rows_for, group_rows
+from bough.kernels.lora.reference import group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
 from bough.models.base import CausalLM
@@ -98,55 +97,34 @@ class AdapterInputs:
 
     def __init__(self, tokens: int, slots: int, device: torch.device, staging: Staging) -> None:
         self._slots, self._staging = slots, staging
-        # Places, blocks and slots of tokens and of ends, at most as many of each: a block has three integers.
-        self._buffer = torch.zeros(10 * (tokens + 4), dtype=torch.int32, device=device)
+        self._buffer = torch.zeros(2 * tokens, dtype=torch.int32, device=device)  # slots of tokens, then of ends
 
     def send(self, slots: LongArray, ends: LongArray = NO_ROWS, size: int = 0, ends_size: int = 0) -> AdapterRows:
         """Copies a step: the slots of its tokens, and the places among them whose hidden states are asked for. They are
         padded to the sizes of a graph."""
-        sizes, fields = (size or len(slots), ends_size or len(ends)), []
-        for each, count in zip((slots, slots[ends]), sizes, strict=True):
-            grouped = (*group_rows(each, block_rows_for(count)), each.astype(np.int32))
-            for values, room in zip(grouped, self._room(count), strict=True):
-                fields.append(np.pad(values.ravel(), (0, room - values.size)))
-        packed = np.concatenate(fields)
+        sizes = (size or len(slots), ends_size or len(ends))
+        packed = np.zeros(sum(sizes), dtype=np.int32)
+        packed[: len(slots)], packed[sizes[0] : sizes[0] + len(ends)] = slots, slots[ends]
         self._staging.copy_into(self._buffer[: len(packed)], packed)
         return self.take(*sizes)
 
     def take(self, size: int, ends_size: int = 0) -> AdapterRows:
         """The step in the buffer."""
-        rooms = [*self._room(size), *self._room(ends_size)]
-        fields = torch.split(self._buffer[: sum(rooms)], rooms)
-        grouped = zip(fields[::3], fields[1::3], fields[2::3], (size, ends_size), strict=True)
-        found = ((order, blocks.view(-1, 3), slots[:n], block_rows_for(n)) for order, blocks, slots, n in grouped)
-        return AdapterRows(*(GroupedRows(*each) for each in found))
-
-    def _room(self, count: int) -> tuple[int, int, int]:
-        """Integers of the order, of the blocks, of which each slot may end in one of its own, and of the slots. Kernels
-        assume that every array begins at a multiple of 16 bytes."""
-        blocks = min(count, count // block_rows_for(count) + self._slots)
-        return -(-count // 4) * 4, -(-blocks // 4) * 12, -(-count // 4) * 4
+        return AdapterRows(self._buffer[:size], self._buffer[size : size + ends_size], self._slots)
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
-    """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any. All
-    tokens of a slot are one block."""
-    rows = len(slots)
-    return AdapterRows(_grouped(slots, rows), _grouped(slots[ends], rows)) if slots.any() else None
+    """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
+    own = torch.from_numpy(slots.astype(np.int32))
+    return AdapterRows(own, own[ends], int(slots.max())) if slots.any() else None
 
 
-def logits_of(
-    model: CausalLM, slots: LongArray, at: slice, to_device: ToDevice = torch.from_numpy
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def logits_of(model: CausalLM, slots: LongArray, at: slice) -> Callable[[torch.Tensor], torch.Tensor]:
     """What makes logits of the hidden states of some tokens, which have the same slot."""
     slot = int(slots[at.start])
-    if not slot:
-        return model.logits
-    return lambda hidden: model.logits(
-        hidden, _grouped(np.full(len(hidden), slot), block_rows_for(len(hidden)), to_device)
-    )
 
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        slots = torch.full((len(hidden),), slot, dtype=torch.int32, device=hidden.device)
+        return model.logits(hidden, lambda: group_rows(slots, slot))
 
-def _grouped(slots: LongArray, block_rows: int, to_device: ToDevice = torch.from_numpy) -> GroupedRows:
-    order, blocks = group_rows(slots, block_rows)
-    return GroupedRows(*(to_device(values) for values in (order, blocks, slots.astype(np.int32))), block_rows)
+    return logits if slot else model.logits

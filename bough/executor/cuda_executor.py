@@ -21,7 +21,7 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import AdapterRows, ForwardContext, MediaRows
+from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.plan import BatchPlan, InFlight, IntArray, Limits, TokenMasks
@@ -47,7 +47,6 @@ from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
-from bough.kernels.lora.reference import GroupedRows
 from bough.memory.pools.kv_pool import KVPool
 from bough.memory.pools.state_pool import StateCopies
 from bough.models.base import CausalLM
@@ -252,7 +251,7 @@ class CudaExecutor:
         captured = graphs.find(batch)
         size = batch if captured is None else captured[0]
         self._inputs.send_decode(plan, growth, size)
-        rows = self._adapted.send(slots, size=size).tokens if adapted else None
+        sent = self._adapted.send(slots, size=size) if adapted else None
         if captured is None:
             hidden = self._decode_hidden(batch, few_keys, growth.context_lens, shared=shared, adapted=adapted)
         else:
@@ -261,7 +260,7 @@ class CudaExecutor:
             if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None)
-        return self._finish(plan, hidden, NOTHING_BESIDE, rows)
+        return self._finish(plan, hidden, NOTHING_BESIDE, None if sent is None else lambda: sent.tokens)
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout, pooled: bool) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
@@ -295,14 +294,13 @@ class CudaExecutor:
 
     def _beside(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor, pooled: bool) -> Beside:
         """What was asked for of the hidden states of all tokens: logprobs of prompts, and vectors."""
-        to_device = self._staging.to_device
-        logits = partial(logits_of, self._model, layout.adapters, to_device=to_device)
-        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, logits, to_device)
+        scoring = (partial(logits_of, self._model, layout.adapters), self._staging.to_device)
+        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *scoring)
         return Beside(inputs, self._pooler.pool(plan, layout, hidden) if pooled else {})
 
     def _mixed_hidden(
         self, plan: BatchPlan, layout: StepLayout, pooled: bool
-    ) -> tuple[torch.Tensor, Beside, GroupedRows | None]:
+    ) -> tuple[torch.Tensor, Beside, AdaptedRows | None]:
         """The hidden states of the tokens that sample, what was asked for of others, and the adapters of the first."""
         media = self._encoded(plan, layout)
         wide = pooled or plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
@@ -315,17 +313,18 @@ class CudaExecutor:
             self._copies.wait_for()
             self._mixed.send(plan, layout, size)
             sent = self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows) if adapted else None
-            return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE, sent and sent.ends
+            return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE, None if sent is None else lambda: sent.ends
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(ends)
         adapters = self._adapted.send(layout.adapters, ends) if adapted else None
+        of_ends = None if adapters is None else lambda: adapters.ends
         if not ((pooled or plan.input_logprobs) and self._samples):
             hidden = self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters)
-            return hidden, NOTHING_BESIDE, adapters and adapters.ends
+            return hidden, NOTHING_BESIDE, of_ends
         hidden = self._forward(token_ids, batch, media=media, adapters=adapters)
         beside = self._beside(plan, layout, hidden, pooled)
-        return hidden.index_select(0, logits_indices), beside, adapters and adapters.ends
+        return hidden.index_select(0, logits_indices), beside, of_ends
 
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
@@ -348,7 +347,7 @@ class CudaExecutor:
             return self._keep(self._decode_hidden(size, few_keys, shared=shared, adapted=adapted))
 
         def sample() -> torch.Tensor:
-            rows = self._adapted.take(size).tokens if adapted else None
+            rows = (lambda: self._adapted.take(size).tokens) if adapted else None
             return self._sample_decodes(size, self._model.logits(self._hidden[:size], rows))
 
         forward()
@@ -362,10 +361,11 @@ class CudaExecutor:
         self._staging.next_step()
         self._mixed.pad(size)
         rows = self._mixed.room(size).rows
-        adapters = self._adapted.send(NO_ROWS, size=size, ends_size=rows) if adapted else None
+        if adapted:
+            self._adapted.send(NO_ROWS, size=size, ends_size=rows)
 
         def forward() -> torch.Tensor:
-            inputs = self._mixed.take(size)
+            inputs, adapters = self._mixed.take(size), self._adapted.take(size, rows) if adapted else None
             parts, ends = (inputs.token_ids, inputs.batch), inputs.logits_indices
             if adapted and rows == size:  # adapters tell all tokens and the ends apart by their number
                 return self._keep(self._forward(*parts, adapters=adapters).index_select(0, ends))
@@ -384,7 +384,7 @@ class CudaExecutor:
         plan: BatchPlan,
         hidden: torch.Tensor,
         beside: Beside,
-        adapted: GroupedRows | None = None,
+        adapted: AdaptedRows | None = None,
         follow: Follow | None = None,
     ) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""

@@ -113,7 +113,7 @@ class TorchExecutor:
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         vectors |= {} if hearing is None else hearing.align(plan, layout, context.aligned)
         asked = hidden.index_select(0, last) if whole else hidden
-        ended = None if adapters is None else adapters.ends
+        ended = None if adapters is None else lambda: adapters.ends
         logits = self._model.logits(asked, ended).float() if plan.sample.any() else asked  # which is not looked at then
         draw: Draw = partial(draw_by_torch, sampling)
         draw = draw if hearing is None else hearing.ruled(draw)

@@ -59,7 +59,8 @@ def read_adapter(
     sides = {_parameter(module, sides, given): each for module, each in sides.items()}
     names, targets = find_family(config.architecture).names(config), target_names(settings)
     if config.moe is not None:  # as Transformers has them, also of checkpoints that have them one by one
-        names = {**nested(fused_experts("model.layers.*.mlp.experts", config.moe)), **names}
+        for block in ("mlp", "block_sparse_moe", "feed_forward"):
+            names = {**nested(fused_experts(f"model.layers.*.{block}.experts", config.moe)), **names}
     read = functools.lru_cache(2)(lambda name: source.read(name).float())
     stored = [module if module.endswith(PARAMETERS) else f"{module}.weight" for module in sides]
     for target, at in find_tensors(names, stored, keep_others=True).items():
@@ -69,8 +70,8 @@ def read_adapter(
         outputs, inputs, *experts = shapes.get(ours, (0, 0))
         if ours not in shapes or at.parts or (at.plane is not None and not experts):
             raise ModelError(
-                f"{folder} changes {module!r}, which adapters cannot change here; linear layers, the embedding, the head "
-                "and, without --ep-size, experts can be changed. Train it for those, or merge it."
+                f"{folder} changes {module!r}, which adapters cannot change here; linear layers, the embedding, the "
+                "head and, without --ep-size, experts can be changed. Train it for those, or merge it."
             )
         if targets and targets.isdisjoint(("all", *(name.rpartition(".")[2] for name in (module, ours)))):
             raise ModelError(f"{folder} changes {module!r}, which --lora-target-modules does not name.")

@@ -181,8 +181,7 @@ def build_model(
             scheme, experts = stored, stored.experts
         table: TableMaker = PlainTable if topology.tp_size == 1 else ShardedTable
         if adapters is not None:
-            scheme, table = adapters.over(scheme), adapters.over_table(table)
-            experts = adapters.over_experts(experts)
+            scheme, table, experts = adapters.over(scheme, table, experts)
         spread = spread or SpreadExperts(ranks)
         attending = ranks if isinstance(ranks, AttentionGroup) else None
         meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending)

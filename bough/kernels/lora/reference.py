@@ -54,33 +54,26 @@ def tiles_of(bands: tuple[slice, ...]) -> Ints:
     return np.array([(n, start, min(start + TILE, stop)) for n, start, stop in starts], dtype=np.int32)
 
 
-def group_rows(slots: npt.NDArray[np.int64], block_rows: int) -> tuple[Ints, Ints]:
-    """Order and blocks of rows with these slots, of which 0 is none."""
-    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots == 0) :]
-    used, starts, counts = np.unique(slots[order], return_index=True, return_counts=True)
-    pieces = -(-counts // block_rows)
-    slot, start, left = (np.repeat(each, pieces) for each in (used, starts, counts))
-    before = (np.arange(len(slot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * block_rows  # of the same slot
-    blocks = np.stack([slot, start + before, np.minimum(left - before, block_rows)], axis=1)
-    return order.astype(np.int32), blocks.astype(np.int32)
+def group_rows(slots: torch.Tensor, most: int) -> GroupedRows:
+    """Rows with these slots [rows] int32, of which there are `most`, and 0 is none. How large the results are depends
+    on sizes alone, and nothing waits for the device, as a CUDA graph needs it."""
+    own, order = slots.sort(stable=True)
+    rows, at = block_rows_for(len(own)), torch.arange(len(own), device=own.device)
+    first, end = (torch.searchsorted(own, own, right=right) for right in (False, True))
+    begins = (own > 0) & ((at - first) % rows == 0)
+    count = min(len(own), len(own) // rows + most)  # each slot may end in a block of its own
+    blocks = torch.zeros(count + 1, 3, dtype=torch.int32, device=own.device)  # the last is for what begins no block
+    found = torch.stack((own, at, (end - at).clamp(max=rows)), 1).int()
+    # Where kernels are compiled and not launched, slots are what the memory held, and may be more than there are.
+    blocks.index_copy_(0, (begins.cumsum(0) - 1).where(begins, count).clamp(max=count), found)
+    return GroupedRows(order.int(), blocks[:count], slots, rows)
 
 
 def group_pairs(ids: torch.Tensor, token_slots: torch.Tensor, stack: AdapterStack) -> GroupedRows:
     """Pairs of a token and an expert `ids` [tokens, per_token], by the token's slot and the expert: the slots of their
-    blocks count the experts of all slots. How large the results are depends on sizes alone, and nothing waits for the
-    device, as a CUDA graph needs it."""
+    blocks count the experts of all slots."""
     own = (token_slots[:, None] - 1) * stack.experts + ids + 1
-    own = own.where(token_slots[:, None] > 0, 0).flatten()
-    slots, order = own.sort(stable=True)
-    rows, at = block_rows_for(len(slots)), torch.arange(len(slots), device=ids.device)
-    first, end = (torch.searchsorted(slots, slots, right=right) for right in (False, True))
-    begins = (slots > 0) & ((at - first) % rows == 0)
-    most = min(len(slots), len(slots) // rows + len(stack.down))
-    blocks = torch.zeros(most + 1, 3, dtype=torch.int32, device=ids.device)  # the last is for what begins no block
-    found = torch.stack((slots, at, (end - at).clamp(max=rows)), 1).int()
-    # Where kernels are compiled and not launched, ids are what the memory held, and may be more than there are.
-    blocks.index_copy_(0, (begins.cumsum(0) - 1).where(begins, most).clamp(max=most), found)
-    return GroupedRows(order.int(), blocks[:most], own, rows)
+    return group_rows(own.where(token_slots[:, None] > 0, 0).flatten(), len(stack.down))
 
 
 def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: GroupedRows) -> None:

@@ -28,15 +28,9 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
     splits = triton.cdiv(inputs, PIECE)
     thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
-    cut = {
-        "BLOCK_M": grouped.block_rows,
-        "MATRICES": matrices,
-        "RANK": rank,
-        "SPLITS": splits,
-        "EXPERTS": stack.experts,
-    }
+    cut = {"BLOCK_M": grouped.block_rows, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
     cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3, **overlap(0 if few else rows)}
-    block_k = 128 if few and not wide else 64
+    cut["EXPERTS"], block_k = stack.experts, 128 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
     _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
         x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -104,39 +103,20 @@ class PlainExperts(MatrixExperts):
         return self._appended > 0
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        inner, held = self._down.shape[2], self._held
         for place, expert in enumerate(self._here.held):
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[place, :inner], (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[place, inner:], (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[place], (slice(None), held))
-        yield from expert_bias_slots(prefix, self._here.held, *self._biases, held)
-        if self._appended:
-            yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
+            yield from self._slots_of(f"{prefix}{expert}.", place, self._held)
+        yield from expert_bias_slots(prefix, self._here.held, *self._biases, self._held)
+        inner, first = self._down.shape[2], self._held_shared.start
+        for number in range(self._appended):  # they are one MLP in checkpoints, which is cut into experts
+            own = slice(first + number * inner, first + (number + 1) * inner)
+            shared = prefix.removesuffix("experts.") + "shared_experts."
+            yield from self._slots_of(shared, self.moe.experts + number, own)
 
-    def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """The shared experts are one MLP in checkpoints, which is cut into experts."""
-        inner, held, first = self._down.shape[2], self._held_shared, self.moe.experts
-        for name, rows in (("gate_proj", slice(None, inner)), ("up_proj", slice(inner, None))):
-            cut = self._gate_up[first:, rows]
-            shape = torch.empty(len(cut) * inner, cut.shape[2], dtype=cut.dtype, device="meta")
-            yield WeightSlot(f"{prefix}{name}.weight", shape, (held,), store=partial(_fill_rows, cut), held=(cut,))
-        columns = self._down[first:].transpose(0, 1)  # [hidden, shared, inner]
-        shape = torch.empty(len(columns), len(self._down[first:]) * inner, dtype=columns.dtype, device="meta")
-        store = partial(_fill_columns, columns)
-        yield WeightSlot(f"{prefix}down_proj.weight", shape, (slice(None), held), store=store, held=(columns,))
-
-
-def _fill_rows(matrices: torch.Tensor, first: int, band: torch.Tensor) -> None:
-    """Copies a band to its rows, those of the matrices [n, rows, inputs] one below the other."""
-    height, last = matrices.shape[1], first + len(band)
-    for number, matrix in enumerate(matrices):
-        begin, end = max(first, number * height), min(last, (number + 1) * height)
-        if begin < end:
-            matrix[begin - number * height : end - number * height].copy_(band[begin - first : end - first])
-
-
-def _fill_columns(columns: torch.Tensor, first: int, band: torch.Tensor) -> None:
-    columns[first : first + len(band)].copy_(band.view(len(band), *columns.shape[1:]))
+    def _slots_of(self, prefix: str, place: int, held: slice) -> Iterator[WeightSlot]:
+        inner = self._down.shape[2]
+        yield WeightSlot(f"{prefix}gate_proj.weight", self._gate_up[place, :inner], (held,))
+        yield WeightSlot(f"{prefix}up_proj.weight", self._gate_up[place, inner:], (held,))
+        yield WeightSlot(f"{prefix}down_proj.weight", self._down[place], (slice(None), held))
 
 
 class PlainTable:

@@ -162,6 +162,7 @@ def test_adapters_of_experts_and_of_the_ends_give_the_tokens_of_merged_weights(
     executor.close()
 
 
+@pytest.mark.slow
 def test_prompt_logprobs_have_the_adapters_head(
     tmp_path: Path, load: Callable[..., tuple[LoadedWeights, Settings]]
 ) -> None:

@@ -221,7 +221,7 @@ def test_a_larger_rank_drops_graphs_and_a_lack_of_memory_is_told(
     executor.control(LoadAdapter("small", str(trained.adapters[0]))).wait()
     assert executor._adapted_graphs._graphs, "there was memory for it"
 
-    def too_much(rank: int) -> None:
+    def too_much(rank: int, names: object) -> None:
         raise torch.OutOfMemoryError
 
     with (

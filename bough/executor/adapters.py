@@ -14,9 +14,10 @@ from bough.distributed.topology import ONE_RANK
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
 from bough.executor.staging import Staging
-from bough.kernels.lora.reference import GroupedRows, block_rows_for, group_rows
+from bough.kernels.lora.reference import group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
+from bough.models.base import CausalLM
 from bough.models.registry import build_model
 
 NO_ROWS: LongArray = np.zeros(0, dtype=np.int64)
@@ -46,11 +47,11 @@ class AdapterStore:
             return CommandResult()
         begun = self._reading.pop(command.name, None) or self._readers.submit(self._read, command.path)
         found, hashed = self._on_all_ranks(begun)
-        rank = max((len(down) for down, _ in found.values()), default=1)
-        if rank > self._slots.rank:
+        if self._slots.lacks(found):
+            rank = max(down.shape[-2] for down, _ in found.values())
             drop()
             try:
-                self._slots.reserve(rank)
+                self._slots.reserve(rank, found)
             except torch.OutOfMemoryError as error:
                 instead = f"start with --max-lora-rank {rank}, which keeps it free, or lower --max-loras-per-batch."
                 raise ResourceError(f"There is no memory left for slots of rank {rank}; {instead}") from error
@@ -84,9 +85,9 @@ class AdapterStore:
             return kept.pin_memory()
 
 
-def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, int]]:
+def whole_shapes(loaded: LoadedWeights) -> dict[str, tuple[int, ...]]:
     """Outputs and inputs of the matrices that ranks share, as one rank would have them."""
-    whole = AdapterSlots(1, tables=loaded.device.type == "cpu")
+    whole = AdapterSlots(1, experts=loaded.topology.ep_size == 1)
     list(build_model(loaded.config, ONE_RANK, loaded.dtype, torch.device("meta"), adapters=whole).slots())
     return whole.shapes()
 
@@ -96,40 +97,34 @@ class AdapterInputs:
 
     def __init__(self, tokens: int, slots: int, device: torch.device, staging: Staging) -> None:
         self._slots, self._staging = slots, staging
-        # Places and blocks of tokens and of ends, at most as many of each: a block has three integers.
-        self._buffer = torch.zeros(8 * (tokens + 4), dtype=torch.int32, device=device)
+        self._buffer = torch.zeros(2 * tokens, dtype=torch.int32, device=device)  # slots of tokens, then of ends
 
     def send(self, slots: LongArray, ends: LongArray = NO_ROWS, size: int = 0, ends_size: int = 0) -> AdapterRows:
         """Copies a step: the slots of its tokens, and the places among them whose hidden states are asked for. They are
         padded to the sizes of a graph."""
-        sizes, fields = (size or len(slots), ends_size or len(ends)), []
-        for each, count in zip((slots, slots[ends]), sizes, strict=True):
-            for values, room in zip(group_rows(each, block_rows_for(count)), self._room(count), strict=True):
-                fields.append(np.pad(values.ravel(), (0, room - values.size)))
-        packed = np.concatenate(fields)
+        sizes = (size or len(slots), ends_size or len(ends))
+        packed = np.zeros(sum(sizes), dtype=np.int32)
+        packed[: len(slots)], packed[sizes[0] : sizes[0] + len(ends)] = slots, slots[ends]
         self._staging.copy_into(self._buffer[: len(packed)], packed)
         return self.take(*sizes)
 
     def take(self, size: int, ends_size: int = 0) -> AdapterRows:
         """The step in the buffer."""
-        rooms = [*self._room(size), *self._room(ends_size)]
-        fields = torch.split(self._buffer[: sum(rooms)], rooms)
-        grouped = zip(fields[::2], fields[1::2], (size, ends_size), strict=True)
-        return AdapterRows(*(GroupedRows(order, blocks.view(-1, 3), block_rows_for(n)) for order, blocks, n in grouped))
-
-    def _room(self, count: int) -> tuple[int, int]:
-        """Integers of the order and of the blocks, of which each slot may end in one of its own. Kernels assume that
-        every array begins at a multiple of 16 bytes."""
-        blocks = min(count, count // block_rows_for(count) + self._slots)
-        return -(-count // 4) * 4, -(-blocks // 4) * 12
+        return AdapterRows(self._buffer[:size], self._buffer[size : size + ends_size], self._slots)
 
 
 def adapter_rows(slots: LongArray, ends: LongArray) -> AdapterRows | None:
     """By the slot of each token: which tokens use which slot, also among those at `ends`; None: none uses any."""
-    return AdapterRows(whole_block(slots), whole_block(slots[ends])) if slots.any() else None
+    own = torch.from_numpy(slots.astype(np.int32))
+    return AdapterRows(own, own[ends], int(slots.max())) if slots.any() else None
 
 
-def whole_block(slots: LongArray) -> GroupedRows:
-    """All tokens of a slot in one block."""
-    order, blocks = group_rows(slots, max(1, len(slots)))
-    return GroupedRows(torch.from_numpy(order), torch.from_numpy(blocks), len(slots))
+def logits_of(model: CausalLM, slots: LongArray, at: slice) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What makes logits of the hidden states of some tokens, which have the same slot."""
+    slot = int(slots[at.start])
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        slots = torch.full((len(hidden),), slot, dtype=torch.int32, device=hidden.device)
+        return model.logits(hidden, lambda: group_rows(slots, slot))
+
+    return logits if slot else model.logits

@@ -21,12 +21,12 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import AdapterRows, ForwardContext, MediaRows
+from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.plan import BatchPlan, InFlight, IntArray, Limits, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
-from bough.executor.adapters import NO_ROWS, AdapterInputs, AdapterStore
+from bough.executor.adapters import NO_ROWS, AdapterInputs, AdapterStore, logits_of
 from bough.executor.control import ModelControl
 from bough.executor.cuda_copies import PageCopies
 from bough.executor.cuda_drafts import MOST_TOKENS, DraftedSteps
@@ -107,7 +107,6 @@ class CudaExecutor:
         self._pooler = Pooler(model, None if weights is None else weights.experts.chosen)
         self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
         self._clock = DeviceClock()
-        self._scoring = (lambda at: model.logits), staging.to_device
         pauses = Pauses()
         capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
         capture_shared = partial(self._capture_decode, few_keys=False, shared=True)
@@ -254,8 +253,7 @@ class CudaExecutor:
         captured = graphs.find(batch)
         size = batch if captured is None else captured[0]
         self._inputs.send_decode(plan, growth, size)
-        if adapted:
-            self._adapted.send(slots, size=size)
+        sent = self._adapted.send(slots, size=size) if adapted else None
         if captured is None:
             hidden = self._decode_hidden(batch, few_keys, growth.context_lens, shared=shared, adapted=adapted)
         else:
@@ -264,7 +262,7 @@ class CudaExecutor:
             if graph.sample is not None and plan.masked is None and self._sampling.plain(plan.rows):
                 tokens = self._staging.to_host(graph.sample.replay())
                 return CudaStep(plan, self._clock.stop(), tokens, None)
-        return self._finish(plan, hidden, NOTHING_BESIDE)
+        return self._finish(plan, hidden, NOTHING_BESIDE, None if sent is None else lambda: sent.tokens)
 
     def _launch_drafted(self, drafter: Drafter, plan: BatchPlan, layout: StepLayout, pooled: bool) -> InFlight:
         """A step beside a draft model, which guesses before the forward pass and follows once rows have sampled."""
@@ -287,7 +285,7 @@ class CudaExecutor:
             follow(NOTHING)
             return CudaStep(plan, self._clock.stop(), None, None, beside)
         asked = hidden.index_select(0, self._staging.to_device(sampled_tokens(plan, layout.query_starts)))
-        return self._finish(plan, asked, beside, follow)
+        return self._finish(plan, asked, beside, follow=follow)
 
     def _encoded(self, plan: BatchPlan, layout: StepLayout) -> MediaRows | None:
         """What stands in the place of tokens."""
@@ -298,11 +296,14 @@ class CudaExecutor:
 
     def _beside(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor, pooled: bool) -> Beside:
         """What was asked for of the hidden states of all tokens: logprobs of prompts, and vectors."""
-        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *self._scoring)
+        scoring = (partial(logits_of, self._model, layout.adapters), self._staging.to_device)
+        inputs = prompt_logprobs(plan, self._sampling, hidden, layout.query_starts, *scoring)
         return Beside(inputs, self._pooler.pool(plan, layout, hidden) if pooled else {})
 
-    def _mixed_hidden(self, plan: BatchPlan, layout: StepLayout, pooled: bool) -> tuple[torch.Tensor, Beside]:
-        """The hidden states of the tokens that sample, and what was asked for of others."""
+    def _mixed_hidden(
+        self, plan: BatchPlan, layout: StepLayout, pooled: bool
+    ) -> tuple[torch.Tensor, Beside, AdaptedRows | None]:
+        """The hidden states of the tokens that sample, what was asked for of others, and the adapters of the first."""
         media = self._encoded(plan, layout)
         wide = pooled or plan.input_logprobs or has_drafts(plan)  # of some rows more than one token is asked for
         wide = wide or (self._mixed.media is None and (media is not None or plan.positions is not None))
@@ -313,17 +314,19 @@ class CudaExecutor:
             size, graph = captured
             self._copies.wait_for()
             self._mixed.send(plan, layout, size, media)
-            if adapted:
-                self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows)
-            return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE
+            sent = self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows) if adapted else None
+            return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE, None if sent is None else lambda: sent.ends
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         token_ids, batch = self._inputs.mixed_batch(layout, both_ways)
         logits_indices = self._staging.to_device(ends)
         adapters = self._adapted.send(layout.adapters, ends) if adapted else None
+        of_ends = None if adapters is None else lambda: adapters.ends
         if not ((pooled or plan.input_logprobs) and self._samples):
-            return self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters), NOTHING_BESIDE
+            hidden = self._forward(token_ids, batch, logits_indices, media=media, adapters=adapters)
+            return hidden, NOTHING_BESIDE, of_ends
         hidden = self._forward(token_ids, batch, media=media, adapters=adapters)
-        return hidden.index_select(0, logits_indices), self._beside(plan, layout, hidden, pooled)
+        beside = self._beside(plan, layout, hidden, pooled)
+        return hidden.index_select(0, logits_indices), beside, of_ends
 
     def _run_unusual(self) -> None:
         """A step of prompts of a length that nothing else begins with, kernel by kernel."""
@@ -346,7 +349,8 @@ class CudaExecutor:
             return self._keep(self._decode_hidden(size, few_keys, shared=shared, adapted=adapted))
 
         def sample() -> torch.Tensor:
-            return self._sample_decodes(size, self._model.logits(self._hidden[:size]))
+            rows = (lambda: self._adapted.take(size).tokens) if adapted else None
+            return self._sample_decodes(size, self._model.logits(self._hidden[:size], rows))
 
         forward()
         if self._samples:
@@ -359,10 +363,12 @@ class CudaExecutor:
         self._staging.next_step()
         self._mixed.pad(size)
         rows = self._mixed.room(size).rows
-        adapters = self._adapted.send(NO_ROWS, size=size, ends_size=rows) if adapted else None
+        if adapted:
+            self._adapted.send(NO_ROWS, size=size, ends_size=rows)
 
         def forward() -> torch.Tensor:
             token_ids, batch, ends, media = self._mixed.take(size)
+            adapters = self._adapted.take(size, rows) if adapted else None
             if adapted and rows == size:  # adapters tell all tokens and the ends apart by their number
                 return self._keep(self._forward(token_ids, batch, media=media, adapters=adapters).index_select(0, ends))
             return self._keep(self._forward(token_ids, batch, ends, media=media, adapters=adapters))
@@ -375,11 +381,18 @@ class CudaExecutor:
         """The same hidden states in the buffer that all graphs share: valid until the next graph is replayed."""
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _finish(self, plan: BatchPlan, hidden: torch.Tensor, beside: Beside, follow: Follow | None = None) -> InFlight:
+    def _finish(
+        self,
+        plan: BatchPlan,
+        hidden: torch.Tensor,
+        beside: Beside,
+        adapted: AdaptedRows | None = None,
+        follow: Follow | None = None,
+    ) -> InFlight:
         """Samples, at once or, where grammars have a say, when their masks have come."""
         if not self._samples or not plan.sample.any():
             return CudaStep(plan, self._clock.stop(), None, None, beside)
-        logits = self._model.logits(hidden)
+        logits = self._model.logits(hidden, adapted)
         if plan.masked is None:
             if has_drafts(plan) or follow is not None:
                 return self._verify(plan, logits, beside, None, follow)

@@ -48,6 +48,7 @@ from bough.kernels.prefill_attention.triton import PrefillConfig, config_for
 from bough.kernels.projected_decode.triton import MOST_ROWS, projects
 from bough.kernels.sampling.rows import MAX_VOCAB_SIZE
 from bough.kernels.shared_memory import PLENTY, shared_bytes
+from bough.loader.adapters import target_names
 from bough.loader.locate import ModelFiles
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.registry import runs_transformers
@@ -284,7 +285,7 @@ def build_cuda(
         text = f"The model has {config.vocab_size} tokens; on a GPU at most {MAX_VOCAB_SIZE} can be sampled from."
         raise ModelError(text)
     if loaded.adapters is not None:  # what the cache is given later is what they leave
-        loaded.adapters.reserve(settings.lora.max_lora_rank or LEAST_RANK)
+        loaded.adapters.reserve(settings.lora.max_lora_rank or LEAST_RANK, target_names(settings.lora))
     (free,) = loaded.group.minimum([torch.cuda.mem_get_info(device)[0]])
     rows = settings.scheduler.max_running_requests or sizing.default_rows(
         held, sizing.GPU_ROWS, int(free * sizing.GPU_FRACTION)

@@ -191,7 +191,9 @@ def load_model(
         settings.scheduler.enable_return_routed_experts,
     )
     spread = SpreadExperts(group, options)
-    adapters = AdapterSlots(settings.lora.max_loras_per_batch, tables=on_cpu) if settings.lora.enable_lora else None
+    adapters = None
+    if settings.lora.enable_lora:
+        adapters = AdapterSlots(settings.lora.max_loras_per_batch, experts=topology.ep_size == 1)
     model = build_model(
         config,
         topology,

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from bough.attention.base import AttentionBackend
@@ -18,7 +17,7 @@ from bough.attention.reading import ToDevice
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.distributed.group import ALONE, RankGroup
-from bough.executor.adapters import AdapterStore, adapter_rows, whole_block
+from bough.executor.adapters import AdapterStore, adapter_rows, logits_of
 from bough.executor.control import ModelControl
 from bough.executor.drafter import Drafter, with_drafts
 from bough.executor.encoder import Encoder
@@ -113,13 +112,12 @@ class TorchExecutor:
             return StepResult.without_tokens(plan.step, {})
 
         starts, sampling = layout.query_starts, self._rows.sampling
-        inputs = prompt_logprobs(
-            plan, sampling, hidden, starts, lambda at: self._logits_of(int(layout.adapters[at.start])), to_device
-        )
+        scoring = (partial(logits_of, self._model, layout.adapters), to_device)
+        inputs = prompt_logprobs(plan, sampling, hidden, starts, *scoring)
         vectors = self._pooler.pool(plan, layout, hidden) if pooled else {}
         vectors |= {} if hearing is None else hearing.align(plan, layout, context.aligned)
         asked = hidden.index_select(0, last) if whole else hidden
-        ended = None if adapters is None else adapters.ends
+        ended = None if adapters is None else lambda: adapters.ends
         logits = self._model.logits(asked, ended).float() if plan.sample.any() else asked  # which is not looked at then
         logits = logits.cpu()
         if hidden.is_cuda:
@@ -134,10 +132,6 @@ class TorchExecutor:
         if self._encoder is not None and plan.encodes:
             return replace(result, encode_s=encode_s, not_encoded=self._encoder.take_failed())
         return result
-
-    def _logits_of(self, slot: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What makes logits of hidden states of one slot."""
-        return lambda hidden: self._model.logits(hidden, whole_block(np.full(len(hidden), slot)) if slot else None)
 
     def _guess(
         self, drafter: Drafter, plan: BatchPlan, layout: StepLayout, page_tables: tuple[torch.Tensor, ...]

@@ -17,7 +17,7 @@ from bough.kernels.activation.reference import gated_mul
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
-from bough.kernels.lora.reference import AdapterStack, GroupedRows, lora_
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, PairAdapters, lora_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.recurrence.reference import causal_conv_, recurrence_
@@ -69,6 +69,7 @@ class ExpertMatrices(NamedTuple):
     down_bias: torch.Tensor | None = None  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None  # instead of the activation: slope and limit of GPT-OSS's gate
     spread: Spread | None = None  # None: all experts are here
+    adapted: PairAdapters | None = None  # None: all rows are multiplied with the matrices alone
 
 
 class Experts(NamedTuple):
@@ -123,10 +124,10 @@ def experts_by_logits(
         weights = weights * scale[ids]
     if moe.scales_inputs:
         x, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
-    gate_up, down, gate_up_bias, down_bias, gate, spread = matrices
+    gate_up, down, gate_up_bias, down_bias, gate, spread, adapted = matrices
 
     def multiply(x: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate)
+        return experts(x, gate_up, down, places, weights, activation, gate_up_bias, down_bias, gate, adapted)
 
     if spread is not None:
         ids = find_places(ids, spread)

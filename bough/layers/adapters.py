@@ -1,127 +1,182 @@
-"""LoRA adapters over linear layers: each adds a product of two thin matrices for the tokens that chose it. On a CPU
-they may change the embedding and the head, too.
+"""LoRA adapters over linear layers, experts, the embedding and the head: each adds a product of two thin matrices for
+the tokens that chose it.
 
 `AdapterSlots` wraps a model's way to keep weights. An adapter is put into a slot; the forward context says which tokens
 compute with which slot. Without such tokens a layer does what it would do without adapters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import torch
 
-from bough.attention.context import ForwardContext
-from bough.kernels.lora.reference import LEAST_RANK, AdapterStack, GroupedRows, tiles_of
-from bough.kernels.ops import Activation, NormedSum, WithSum
-from bough.layers.placement import Placement, TableMaker, WeightMaker
-from bough.layers.schemes.base import Gate, GatedRows, LinearWeight, Part, Rows, TableWeight, bands
+from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext
+from bough.core.model_config import MoEConfig
+from bough.kernels.lora.reference import LEAST_RANK, AdapterStack, GroupedRows, PairAdapters, tiles_of
+from bough.kernels.ops import Activation, NormedSum, Router, WithNorm, WithSum
+from bough.layers.placement import ExpertsMaker, Placement, TableMaker, WeightMaker
+from bough.layers.schemes.base import ExpertWeights, Gate, GatedRows, LinearWeight, Part, Rows, TableWeight, bands
+from bough.layers.schemes.plain import MatrixExperts
 from bough.layers.weights import WeightSlot
 
 # By the names that the matrices have in the model, without `.weight`: `down` [rank, inputs] and `up` [outputs, rank],
-# which is scaled already. What is added to the matrix is their product.
+# which is scaled already. What is added to the matrix is their product. Those of a layer's experts have one name, that
+# of an expert without its number, and a first dimension more.
 Adapter = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-HEAD = "lm_head"  # the name of what adapters change at a model's end, also where it is the embedding's table
+Makers = tuple[WeightMaker, TableMaker, ExpertsMaker]
+# The second is the name of what adapters change at a model's end, also where it is the embedding's table.
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+WHOLE = slice(None)
+MOST_TOKENS = 1024  # that experts with adapters take at once: their pairs need more memory than those without
+
+
+class ThinMatrices:
+    """What all slots add to one product, or to that of each of `experts`: memory for it, once some adapter needs it."""
+
+    def __init__(self, inputs: int, parts: Sequence[Part], placement: Placement, experts: int = 0) -> None:
+        self._inputs, self._parts, self._experts, self._placement = inputs, tuple(parts), experts, placement
+        self._bands = tuple(band for _, band in bands(parts))
+        self._tiles = torch.from_numpy(tiles_of(self._bands)).to(placement.device)
+        self._down, self._up, self.ranks = (torch.empty(0, device=placement.device) for _ in range(3))
+        self.prefix, self.rank = "", 0  # for which there is memory
+
+    def matrices(self) -> dict[str, tuple[slice, tuple[slice, ...]]]:
+        """By name: which outputs are theirs, and which rows and columns of the whole matrices are here."""
+        return {self.prefix + part.name: (band, (*part.index, WHOLE)) for part, band in bands(self._parts)}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Outputs and inputs of each, and how many experts have one."""
+        more = (self._experts,) if self._experts else ()
+        return {name: (band.stop - band.start, self._inputs, *more) for name, (band, _) in self.matrices().items()}
+
+    def named_in(self, names: Collection[str]) -> bool:
+        """Whether something here has one of these names or ends of names, or `all` is one of them."""
+        return "all" in names or any(name in names or name.rpartition(".")[2] in names for name in self.matrices())
+
+    def reserve(self, slots: int, rank: int) -> None:
+        """Takes memory for matrices of this rank, and moves there what the slots hold."""
+        # Zeros, because `add_columns_` reads also what lies beyond an adapter's rank, and multiplies it with zeros.
+        experts, empty = self._experts or 1, self._placement.empty
+        down = empty(slots, experts, len(self._parts), rank, self._inputs).zero_()
+        up = empty(slots, experts, self._bands[-1].stop, rank).zero_()
+        if self.rank:
+            down[..., : self.rank, :], up[..., : self.rank] = self._down, self._up
+        self._down, self._up, self.rank = down, up, rank
+
+    def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
+        """Copies what the adapter has for these matrices, and yields their ranks."""
+        for number, (name, (band, _)) in enumerate(self.matrices().items()):
+            down, up = adapter.get(name, (self._down[slot, :, number, :0], self._up[slot, :, band, :0]))
+            rank = down.shape[-2]
+            self._down[slot, :, number, :rank].copy_(down, non_blocking=True)
+            self._up[slot, :, band, :rank].copy_(up, non_blocking=True)
+            yield rank
+
+    @property
+    def stack(self) -> AdapterStack:
+        held = (self._down.flatten(0, 1), self._up.flatten(0, 1), self.ranks)
+        return AdapterStack(*held, self._bands, self._tiles, self._experts or 1)
+
+    def add_(self, product: torch.Tensor, x: torch.Tensor, rows: GroupedRows) -> None:
+        if self.rank:
+            self._placement.ops.lora_(product, x, self.stack, rows)
+
+    def add_columns_(self, product: torch.Tensor, columns: torch.Tensor, scale: float, rows: GroupedRows) -> None:
+        """The same for rows of inputs that are 0 but for one, the column, where they are `scale`."""
+        x = self._down[rows.slots.long() - 1, 0, 0, :, columns] * scale  # rows without a slot are not read
+        same = torch.eye(self.rank, dtype=x.dtype, device=x.device).repeat(len(self._down), 1, 1, 1)
+        self._placement.ops.lora_(product, x, self.stack._replace(down=same), rows)
 
 
 class AdapterSlots:
-    """The linear layers of one model that adapters may change."""
+    """The layers of one model that adapters may change."""
 
-    def __init__(self, slots: int, *, tables: bool = False) -> None:
-        """`tables`: the embedding and the head may be changed, too."""
-        self.count, self.tables, self.rank = slots, tables, 0  # there is memory for this rank
-        self._weights: list[AdaptedWeight] = []
-        self._tables: list[AdaptedTable] = []
+    def __init__(self, slots: int, *, experts: bool = True) -> None:
+        """`experts`: those may be changed, too."""
+        self.count, self.rank, self._experts = slots, 0, experts  # there is memory for this rank
+        self._weights: list[ThinMatrices] = []
+        self._rare: list[AdaptedExperts | AdaptedTable] = []  # whose memory is taken when some adapter changes them
         self._ranks: torch.Tensor | None = None  # [slots, matrices of all layers] int32
 
-    def over(self, make: WeightMaker) -> WeightMaker:
+    def over(self, weight: WeightMaker, table: TableMaker, experts: ExpertsMaker) -> Makers:
         """The scheme, with adapters over its weights."""
+        adapted = partial(self._make_experts, experts) if self._experts else experts
+        return partial(self._make_weight, weight), partial(self._make_table, table), adapted
 
-        def make_adapted(in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> LinearWeight:
-            weight = make(in_features, parts, bias, placement)
-            self._weights.append(AdaptedWeight(weight, in_features, parts, placement))
-            return self._weights[-1]
+    def _make_weight(
+        self, make: WeightMaker, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement
+    ) -> LinearWeight:
+        self._weights.append(ThinMatrices(in_features, parts, placement))
+        return AdaptedWeight(make(in_features, parts, bias, placement), self._weights[-1], placement)
 
-        return make_adapted
+    def _make_table(self, make: TableMaker, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
+        table = AdaptedTable(make(vocab_size, hidden_size, placement), vocab_size, hidden_size, placement)
+        self._rare.append(table)
+        return table
 
-    def over_table(self, make: TableMaker) -> TableMaker:
-        """The same for vocabularies."""
+    def _make_experts(
+        self, make: ExpertsMaker, hidden_size: int, moe: MoEConfig, placement: Placement
+    ) -> ExpertWeights:
+        if moe.beside_mlp:  # whose router has a norm of its own; these cannot be changed
+            return make(hidden_size, moe, placement)
+        alone = replace(moe, shared_size=0)  # those that every token passes are then a layer of their own
+        experts = AdaptedExperts(make(hidden_size, alone, placement), hidden_size, moe, placement)
+        self._rare.append(experts)
+        return experts
 
-        def make_adapted(vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
-            self._tables.append(AdaptedTable(make(vocab_size, hidden_size, placement), vocab_size, hidden_size))
-            return self._tables[-1]
+    def _all(self) -> list[ThinMatrices]:
+        return [*self._weights, *(thin for rare in self._rare for thin in rare.thin)]
 
-        return make_adapted if self.tables else make
-
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of each matrix."""
-        ends = {name: shape for table in reversed(self._tables) for name, shape in table.shapes().items()}
-        held = ((name, band, weight.inputs) for weight in self._weights for name, band, _ in weight.matrices())
-        return ends | {name: (band.stop - band.start, inputs) for name, band, inputs in held}
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Outputs and inputs of each matrix, and how many experts have one."""
+        return {name: shape for thin in self._all() for name, shape in thin.shapes().items()}
 
     def share(self, adapter: Adapter) -> Adapter:
         """This rank's part of an adapter for the whole model, cut as its matrices are: of `up` the outputs, of `down`
         the inputs that are here. Every rank of a stage has all of the model's ends that the stage has."""
-        ends = (name for table in self._tables for name in table.shapes())
-        cuts: dict[str, tuple[slice, ...]] = dict.fromkeys(ends, (slice(None),) * 2)
-        cuts |= {name: index for weight in self._weights for name, _, index in weight.matrices()}
+        cuts = {name: index for thin in self._all() for name, (_, index) in thin.matrices().items()}
         here = {name: both for name, both in adapter.items() if name in cuts}
-        return {name: (down[:, cuts[name][1]], up[cuts[name][0]]) for name, (down, up) in here.items()}
+        return {name: (down[..., cuts[name][1]], up[..., cuts[name][0], :]) for name, (down, up) in here.items()}
 
-    def reserve(self, rank: int) -> None:
-        """Takes memory in all slots for adapters of this rank, in the place of what there is."""
-        padded = max(LEAST_RANK, 1 << (rank - 1).bit_length())
-        counts, device = [weight.reserve(self.count, padded) for weight in self._weights], self._weights[0].device
+    def lacks(self, adapter: Adapter) -> bool:
+        """Whether there is no memory for it yet."""
+        rank = max((down.shape[-2] for down, _ in adapter.values()), default=1)
+        return rank > self.rank or any(not thin.rank and thin.named_in(adapter) for thin in self._all())
+
+    def reserve(self, rank: int, names: Collection[str] = ()) -> None:
+        """Takes memory in all slots for adapters of at least this rank, in the place of what there is: for linear
+        layers, and for what else is in `names`."""
+        self.rank, every = max(LEAST_RANK, 1 << (rank - 1).bit_length(), self.rank), self._all()
+        for number, thin in enumerate(every):
+            wanted = number < len(self._weights) or thin.rank or thin.named_in(names)
+            if self._ranks is None or (wanted and thin.rank < self.rank):
+                thin.reserve(self.count, self.rank if wanted else 0)
         if self._ranks is None:
-            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=device)
-            for weight, ranks in zip(self._weights, torch.split(self._ranks, counts, dim=1), strict=True):
-                weight.ranks = ranks
-        self.rank = padded
+            counts = [len(thin.matrices()) for thin in every]
+            self._ranks = torch.zeros(self.count, sum(counts), dtype=torch.int32, device=every[0].stack.up.device)
+            for thin, ranks in zip(every, torch.split(self._ranks, counts, dim=1), strict=True):
+                thin.ranks = ranks
 
     def place(self, slot: int, adapter: Adapter) -> None:
         """Copies an adapter into the slot."""
         assert self._ranks is not None
-        for table in self._tables:
-            table.held[slot] = adapter
-        ranks = [rank for weight in self._weights for rank in weight.place(slot - 1, adapter)]
+        ranks = [rank for thin in self._all() for rank in thin.place(slot - 1, adapter)]
         self._ranks[slot - 1].copy_(torch.tensor(ranks, dtype=torch.int32), non_blocking=True)
 
 
 class AdaptedWeight(LinearWeight):
     """The weight of a layer, and what each slot adds to it."""
 
-    def __init__(self, weight: LinearWeight, in_features: int, parts: Sequence[Part], placement: Placement) -> None:
-        self._weight, self.inputs, self._parts, self._ops = weight, in_features, tuple(parts), placement.ops
-        self._prefix, self._empty, self.device = "", placement.empty, placement.device
-        self._bands = tuple(band for _, band in bands(parts))
-        self._tiles = torch.from_numpy(tiles_of(self._bands)).to(self.device)
-        self._down, self._up, self.ranks = (torch.empty(0, device=self.device) for _ in range(3))
-
-    def matrices(self) -> list[tuple[str, slice, tuple[slice, ...]]]:
-        """Their names, which outputs are theirs, and which rows and columns of the whole matrices are here."""
-        return [(self._prefix + part.name, band, (*part.index, slice(None))) for part, band in bands(self._parts)]
-
-    def reserve(self, slots: int, rank: int) -> int:
-        """Takes memory for matrices of this rank, and moves there what the slots hold; how many matrices there are."""
-        down = self._empty(slots, len(self._parts), rank, self.inputs)
-        up = self._empty(slots, self._bands[-1].stop, rank)
-        if len(self._down):
-            down[:, :, : self._down.shape[2]], up[:, :, : self._up.shape[2]] = self._down, self._up
-        self._down, self._up = down, up
-        return len(self._parts)
-
-    def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
-        """Copies what the adapter has for these matrices, and yields their ranks."""
-        for number, (name, band, _) in enumerate(self.matrices()):
-            down, up = adapter.get(name, (self._down[slot, number, :0], self._up[slot, band, :0]))
-            self._down[slot, number, : len(down)].copy_(down, non_blocking=True)
-            self._up[slot, band, : len(down)].copy_(up, non_blocking=True)
-            yield len(down)
+    def __init__(self, weight: LinearWeight, thin: ThinMatrices, placement: Placement) -> None:
+        self._weight, self._thin, self._ops = weight, thin, placement.ops
 
     def linear(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         product = self._weight.linear(x, ctx)
         if ctx.adapters is not None:
             x = x if isinstance(x, torch.Tensor) else x.dequantize().to(product.dtype)
-            stack = AdapterStack(self._down, self._up, self.ranks, self._bands, self._tiles)
-            self._ops.lora_(product, x, stack, ctx.adapters.among(len(x), ctx.logits_indices))
+            self._thin.add_(product, x, ctx.adapters.among(len(x), ctx.logits_indices))
         return product
 
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
@@ -140,40 +195,77 @@ class AdaptedWeight(LinearWeight):
         return self._weight.gate(gate_up, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        self._prefix = prefix
+        self._thin.prefix = prefix
+        yield from self._weight.slots(prefix)
+
+
+class AdaptedExperts(ExpertWeights):
+    """The experts of a layer, and what each slot adds to them and to the router that chooses them."""
+
+    has_shared = False
+
+    def __init__(self, weight: ExpertWeights, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
+        self._weight, self._ops = weight, placement.ops
+        held = placement.topology.in_expert.slice_of(moe.intermediate_size, "moe_intermediate_size")
+        inner = held.stop - held.start
+        parts = [Part(f"{name}_proj", inner, (held,)) for name in ("gate", "up")]
+        self._gate_up = ThinMatrices(hidden_size, parts, placement, moe.experts)
+        self._down = ThinMatrices(inner, [Part("down_proj", hidden_size, (WHOLE, held))], placement, moe.experts)
+        self._router = ThinMatrices(hidden_size, [Part("gate", moe.experts, (WHOLE,))], placement)
+        self.thin = [self._gate_up, self._down, self._router]
+
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+        if ctx.adapters is None or not self._changed(ctx):
+            return self._weight(x, router, activation, ctx)
+        rows, kept, sums = ctx.adapters.among(len(x), ctx.logits_indices), cast(MatrixExperts, self._weight), []
+        logits = self._ops.router_logits(x, router.weight)
+        if router.logit_bias is not None:
+            logits = logits + router.logit_bias
+        self._router.add_(logits, x, rows)
+        for tokens, own, slots in zip(
+            *(torch.split(each, MOST_TOKENS) for each in (x, logits, rows.slots)), strict=True
+        ):
+            changed = PairAdapters(self._gate_up.stack, self._down.stack, slots)
+            rest = (kept.moe, kept.matrices._replace(adapted=changed), activation)
+            sums.append(self._ops.experts_by_logits(tokens, own, router.bias, *rest))
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+    def after_norm(self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext) -> WithNorm:
+        if not self._changed(ctx):
+            return self._weight.after_norm(inputs, router, activation, ctx)
+        return super().after_norm(inputs, router, activation, ctx)
+
+    def _changed(self, ctx: ForwardContext) -> bool:
+        return ctx.adapters is not None and any(thin.rank for thin in self.thin)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        self._gate_up.prefix = self._down.prefix = prefix
+        self._router.prefix = prefix.removesuffix("experts.")
         yield from self._weight.slots(prefix)
 
 
 class AdaptedTable:
-    """A vocabulary, and what adapters add to it where tokens become vectors and where hidden states become logits. Its
-    slots refer to adapters in the host's memory, so there is nothing to copy."""
+    """A vocabulary, and what adapters add to it where tokens become vectors and where hidden states become logits."""
 
-    def __init__(self, table: TableWeight, vocab_size: int, hidden_size: int) -> None:
-        self._table, self._shape, self._name = table, (vocab_size, hidden_size), ""
-        self.held: dict[int, Adapter] = {}  # by slot
+    def __init__(self, table: TableWeight, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        self._table = table
+        self._embedding = ThinMatrices(vocab_size, [Part("", hidden_size, (WHOLE,))], placement)
+        self._head = ThinMatrices(hidden_size, [Part(HEAD, vocab_size, (WHOLE,))], placement)
+        self.thin: list[ThinMatrices] = []  # that can be changed, once the table has a name
 
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        return {self._name: (self._shape[1], self._shape[0]), HEAD: self._shape}
-
-    def embed(self, token_ids: torch.Tensor, scale: float, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, scale: float, adapters: AdapterRows | None = None) -> torch.Tensor:
         vectors = self._table.embed(token_ids, scale)
-        for places, down, up in self._changes(self._name, adapted):
-            vectors.index_add_(0, places, down[:, token_ids[places]].T @ up.T * scale)
+        if adapters is not None and self._embedding.rank:
+            self._embedding.add_columns_(vectors, token_ids, scale, adapters.tokens)
         return vectors
 
-    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: AdaptedRows | None = None) -> torch.Tensor:
         logits = self._table.logits(hidden)
-        for places, down, up in self._changes(HEAD, adapted):
-            logits.index_add_(0, places, hidden[places] @ down.T @ up.T)
+        if adapted is not None and self._head.rank:
+            self._head.add_(logits, hidden, adapted())
         return logits
 
-    def _changes(self, name: str, rows: GroupedRows | None) -> Iterator[tuple[torch.Tensor, ...]]:
-        if rows is None:
-            return
-        for slot, first, count in rows.blocks.tolist():
-            if name in self.held.get(slot, ()):
-                yield rows.order[first : first + count], *self.held[slot][name]
-
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        self._name = prefix.removesuffix(".")
+        name = self._embedding.prefix = prefix.removesuffix(".")
+        self.thin = [self._embedding] * (name != HEAD) + [self._head] * (name in (HEAD, EMBEDDING))
         yield from self._table.slots(prefix)

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from bough.attention.context import ForwardContext
+from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.lora.reference import GroupedRows
 from bough.layers.adapters import AdaptedTable
 from bough.layers.placement import Placement
 from bough.layers.schemes.base import TableWeight
@@ -22,9 +21,8 @@ class Embedding:
         self._scale = float(torch.tensor(scale, dtype=placement.dtype))
 
     def __call__(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        if isinstance(self.table, AdaptedTable) and ctx.adapters is not None:
-            return self.table.embed(token_ids, self._scale, ctx.adapters.tokens)
-        return self.table.embed(token_ids, self._scale)
+        rows = (ctx.adapters,) if isinstance(self.table, AdaptedTable) else ()
+        return self.table.embed(token_ids, self._scale, *rows)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self.table.slots(prefix)
@@ -74,7 +72,7 @@ class Head:
         self._softcap = softcap
         self._scale = scale
 
-    def __call__(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, adapted: AdaptedRows | None = None) -> torch.Tensor:
         table = self._table
         logits = table.logits(hidden, adapted) if isinstance(table, AdaptedTable) else table.logits(hidden)
         if self.bias is not None:

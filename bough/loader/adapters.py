@@ -1,16 +1,20 @@
 """Reads LoRA adapters as PEFT saves them: `adapter_config.json` and `adapter_model.safetensors` in a folder.
 
 Tensors are named after modules of the Transformers model. They become changes of the matrices of our model: one of a
-fused module is cut, and its rows are put in our order, as the matrix itself is when it is loaded.
+fused module is cut, and its rows are put in our order, as the matrix itself is when it is loaded. Experts are changed
+one by one, or by a pair of tensors for the matrices of one kind of all (`target_parameters`).
 """
 
+import functools
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bough.core.control import ADAPTER_FILES
 from bough.core.errors import ModelError
@@ -18,25 +22,29 @@ from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
 from bough.layers.adapters import Adapter
 from bough.loader.source import SafetensorsSource
-from bough.models.names import find_tensors
+from bough.models.names import find_tensors, fused_experts, nested
 from bough.models.registry import find_family
 
+EXPERT = re.compile(r"(?P<experts>.+\.experts\.)(?P<number>\d+)\.(?P<part>\w+)")  # one of our matrices
+WRAPPED = ".base_layer"  # PEFT wraps a module once for each parameter that it changes: down_proj around gate_up_proj
 TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")
 OWN_WEIGHT = ".base_layer.weight"  # the model's: PEFT saves it beside adapters of the embedding and of the head
 # Fields of the configuration that ask for something that is not done here; `use_dora` is DoRA.
 REFUSED = (
-    "use_dora", "modules_to_save", "lora_bias", "layer_replication", "target_parameters", "trainable_token_indices",
+    "use_dora", "modules_to_save", "lora_bias", "layer_replication", "trainable_token_indices",
     "use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying",
 )  # fmt: skip
+PARAMETERS = (".experts.gate_up_proj", ".experts.down_proj")  # of all experts of a layer
 MOST_RANK = 256
+Thin = tuple[torch.Tensor, torch.Tensor]
 CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # ways to begin a training that change the model itself, too
 
 
 def read_adapter(
-    path: str, config: ModelConfig, shapes: Mapping[str, tuple[int, int]], settings: LoraSettings
+    path: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings
 ) -> tuple[Adapter, str]:
-    """The adapter, for matrices that have these outputs and inputs, and what its files hash to."""
-    folder, found, digest = Path(path).expanduser(), dict[str, Any](), hashlib.sha256()
+    """The adapter, for matrices that have these outputs, inputs and experts, and what its files hash to."""
+    folder, found, digest = Path(path).expanduser(), dict[str, dict[int, Thin]](), hashlib.sha256()
     files = [folder / name for name in ADAPTER_FILES]
     for file in files:
         if not file.is_file():
@@ -48,33 +56,68 @@ def read_adapter(
         if match is None:
             raise ModelError(f"{files[1]}: {name!r} cannot be used; only lora_A and lora_B can.")
         sides.setdefault(match["module"], {})[match["side"]] = name
-    names, targets = find_family(config.architecture).names(config), _targets(settings.lora_target_modules)
-    for target, at in find_tensors(names, [f"{module}.weight" for module in sides], keep_others=True).items():
-        module, ours = at.name.removesuffix(".weight"), target.removesuffix(".weight")
-        if ours not in shapes or at.plane is not None or at.parts:
+    sides = {_parameter(module, sides, given): each for module, each in sides.items()}
+    names, targets = find_family(config.architecture).names(config), target_names(settings)
+    if config.moe is not None:  # as Transformers has them, also of checkpoints that have them one by one
+        for block in ("mlp", "block_sparse_moe", "feed_forward"):
+            names = {**nested(fused_experts(f"model.layers.*.{block}.experts", config.moe)), **names}
+    read = functools.lru_cache(2)(lambda name: source.read(name).float())
+    stored = [module if module.endswith(PARAMETERS) else f"{module}.weight" for module in sides]
+    for target, at in find_tensors(names, stored, keep_others=True).items():
+        module, ours, expert = at.name.removesuffix(".weight"), target.removesuffix(".weight"), 0
+        if match := EXPERT.fullmatch(ours):
+            ours, expert = match["experts"] + match["part"], int(match["number"])
+        outputs, inputs, *experts = shapes.get(ours, (0, 0))
+        if ours not in shapes or at.parts or (at.plane is not None and not experts):
             raise ModelError(
-                f"{folder} changes {module!r}, which adapters cannot change here; linear layers outside of experts "
-                "can be changed, and on a CPU the embedding and the head. Train it for those, or merge it."
+                f"{folder} changes {module!r}, which adapters cannot change here; linear layers, the embedding, the "
+                "head and, without --ep-size, experts can be changed. Train it for those, or merge it."
             )
-        if targets and module.rpartition(".")[2] not in targets:
+        if targets and targets.isdisjoint(("all", *(name.rpartition(".")[2] for name in (module, ours)))):
             raise ModelError(f"{folder} changes {module!r}, which --lora-target-modules does not name.")
         if len(sides[module]) < 2:
             raise ModelError(f"{folder}: of {module!r} only lora_{''.join(sides[module])} is there; fetch it again.")
-        down, up = (source.read(sides[module][side]).float() for side in "AB")
+        down, up = (read(sides[module][side]) for side in "AB")
+        form = [*up.shape], [*down.shape]
+        if at.plane is not None and len(down) % experts[0] == up.shape[1] % experts[0] == 0:
+            down, up = down.view(experts[0], -1, form[1][1])[at.plane], up.view(len(up), -1, experts[0])[..., at.plane]
+            if down.shape[1] != inputs == len(up):  # which comes first in the parameter is up to PEFT's version
+                down, up = up.T, down.T
         rank = len(down)
         if rank > (most := settings.max_lora_rank or MOST_RANK):
             raise ModelError(f"{folder} has rank {rank}, and at most {most} is allowed (--max-lora-rank, up to 256).")
-        stored = [*up.shape], [*down.shape]
         if at.rows is not None:
             rows = list(range(len(up))[at.rows] if isinstance(at.rows, slice) else at.rows)
             up = up[rows] if max(rows, default=-1) < len(up) else up[:0]
-        if (*up.shape, *down.shape) != (shapes[ours][0], rank, rank, shapes[ours][1]):
+        if (*up.shape, *down.shape) != (outputs, rank, rank, inputs):
             raise ModelError(
-                f"{folder} does not fit: B and A of {module!r} are {stored[0]} and {stored[1]}, and the model has "
-                f"{shapes[ours][0]} x {shapes[ours][1]}; use the model that the adapter was trained for."
+                f"{folder} does not fit: B and A of {module!r} are {form[0]} and {form[1]}, and the model has "
+                f"{outputs} x {inputs}; use the model that the adapter was trained for."
             )
-        found[ours] = down, up * _scale(given, module, rank)
-    return found, digest.hexdigest()
+        found.setdefault(ours, {})[expert] = down, up * _scale(given, module, rank)
+    return {name: _stacked(own, *shapes[name]) for name, own in found.items()}, digest.hexdigest()
+
+
+def _parameter(module: str, modules: Collection[str], given: Mapping[str, Any]) -> str:
+    """The name of what PEFT's tensors of a module change: of experts, one of the two parameters that there are."""
+    if module.endswith(f".experts{WRAPPED}"):
+        return module.removesuffix(f".experts{WRAPPED}") + PARAMETERS[0]
+    if not module.endswith(".experts"):
+        return module
+    changed = [f".experts.{name.rpartition('.')[2]}" for name in given.get("target_parameters") or ()]
+    first = module + WRAPPED not in modules and PARAMETERS[1] not in changed
+    return module.removesuffix(".experts") + PARAMETERS[0 if first else 1]
+
+
+def _stacked(each: Mapping[int, Thin], outputs: int, inputs: int, experts: int = 0) -> Thin:
+    """Those of all experts behind each other, with zeros for those that are left alone."""
+    if not experts:
+        return each[0]
+    rank = max(len(down) for down, _ in each.values())
+    downs, ups = torch.zeros(experts, rank, inputs), torch.zeros(experts, outputs, rank)
+    for expert, (down, up) in each.items():
+        downs[expert, : len(down)], ups[expert, :, : len(down)] = down, up
+    return downs, ups
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -95,10 +138,10 @@ def _read_config(file: Path) -> dict[str, Any]:
     return given
 
 
-def _targets(given: str | None) -> frozenset[str]:
-    """What --lora-target-modules names; nothing where it means all."""
-    names = [] if given is None else json.loads(given) if given.startswith("[") else given.replace(",", " ").split()
-    return frozenset() if "all" in names else frozenset(map(str, names))
+def target_names(settings: LoraSettings) -> frozenset[str]:
+    """What --lora-target-modules names."""
+    given = settings.lora_target_modules or ""
+    return frozenset(map(str, json.loads(given) if given.startswith("[") else given.replace(",", " ").split()))
 
 
 def _scale(given: Mapping[str, Any], module: str, rank: int) -> float:

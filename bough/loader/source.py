@@ -314,7 +314,11 @@ class DummySource(WeightSource):
         self, config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> None:
         model = build_model(config, Topology(), torch.float32, torch.device("meta"))
-        self._shapes = {slot.name: tuple(slot.target.shape) for slot in model.slots()}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for slot in model.slots():  # of which several may have parts of one tensor
+            stops = [*(cut.stop for cut in slot.index), *slot.target.shape[len(slot.index) :]]
+            ends = tuple(stop or size for stop, size in zip(stops, slot.target.shape, strict=True))
+            self._shapes[slot.name] = tuple(map(max, ends, self._shapes.get(slot.name, ends)))
         self._dtype = dtype
         # One block for all tensors, read from another place for each name: drawing billions of numbers takes minutes.
         block = torch.randn(DUMMY_BLOCK, generator=torch.Generator().manual_seed(0)) * DUMMY_SCALE

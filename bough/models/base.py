@@ -5,9 +5,8 @@ from typing import Protocol
 
 import torch
 
-from bough.attention.context import ForwardContext
+from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.lora.reference import GroupedRows
 from bough.layers.label_head import LabelHead
 from bough.layers.weights import WeightSlot
 
@@ -28,7 +27,7 @@ class CausalLM(Protocol):
         and values of all tokens to the pool."""
         ...
 
-    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: AdaptedRows | None = None) -> torch.Tensor:
         """[n, vocab_size], in the type of the weights or wider, of those hidden states [n, hidden_size] whose next
         token is asked for. `adapted` are those whose adapters may change the head."""
         ...

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from bough.attention.context import ForwardContext
+from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.lora.reference import GroupedRows
 from bough.layers.blocks import Block
 from bough.layers.embedding import Embedding, Head, PlaceTable
 from bough.layers.label_head import LabelHead
@@ -86,7 +85,7 @@ class Decoder:
         assert self._embedding is not None, "only the first stage has it"
         return self._embedding(token_ids, ctx)
 
-    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: AdaptedRows | None = None) -> torch.Tensor:
         """Of a model that gives vectors there are none, and nobody samples."""
         return hidden if self._head is None else self._head(hidden, adapted)
 

@@ -9,9 +9,8 @@ from typing import Protocol
 
 import torch
 
-from bough.attention.context import ForwardContext
+from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.kernels.lora.reference import GroupedRows
 from bough.layers.attention import SelfAttention
 from bough.layers.blocks import Block, PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns
@@ -97,7 +96,7 @@ class TargetReader:
     def forward(self, token_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         raise NotImplementedError("a draft model is not served")
 
-    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: AdaptedRows | None = None) -> torch.Tensor:
         raise NotImplementedError("a draft model is not served")
 
 

@@ -182,7 +182,7 @@ def build_model(
         table: TableMaker = PlainTable if topology.tp_size == 1 else ShardedTable
         head = head_for(quantization) if topology.tp_size == 1 else None
         if adapters is not None:
-            scheme, table, head = adapters.over(scheme), adapters.over_table(table), None
+            head, (scheme, table, experts) = None, adapters.over(scheme, table, experts)
         spread = spread or SpreadExperts(ranks)
         attending = ranks if isinstance(ranks, AttentionGroup) else None
         meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending, head)

@@ -21,10 +21,9 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils.logging import disable_progress_bar
 
 from bough.attention.base import AttentionSpec
-from bough.attention.context import ForwardContext
+from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
-from bough.kernels.lora.reference import GroupedRows
 from bough.kernels.norm_rope_store.reference import store_kv
 from bough.layers.weights import WeightSlot
 
@@ -184,7 +183,7 @@ class TransformersModel:
         hidden = _run(self._decoder, token_ids, ctx.batch.positions, PoolAttention(self.config, ctx))
         return hidden if ctx.logits_indices is None else hidden.index_select(0, ctx.logits_indices)
 
-    def logits(self, hidden: torch.Tensor, adapted: GroupedRows | None = None) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapted: AdaptedRows | None = None) -> torch.Tensor:
         return _logits(self._head, hidden)
 
     def slots(self) -> Iterator[WeightSlot]:

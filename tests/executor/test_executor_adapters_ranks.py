@@ -14,7 +14,7 @@ from bough.executor.adapters import AdapterStore
 from bough.layers.adapters import Adapter
 from bough.scheduler.adapters import Adapters
 from tests.executor.test_executor_ranks import NEW, alone, with_ranks
-from tests.fakes.adapters import EMBEDDING, HEAD, LINEAR, merge, write_adapter
+from tests.fakes.adapters import EMBEDDING, EXPERTS, HEAD, LINEAR, merge, write_adapter
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS, VOCAB
 from tests.fakes.scheduler_bench import Bench
@@ -42,6 +42,7 @@ def tokens_of(executor: Executor, resolver: Path | None = None, *names: str) -> 
         ("llama", 2, 1, LINEAR),
         ("untied", 4, 1, ENDS),
         ("latent", 2, 1, LATENT),
+        ("moe", 2, 1, EXPERTS),
         ("llama", 1, 2, ENDS),  # whose head is the embedding
         ("untied", 2, 2, ENDS),
     ],

@@ -25,10 +25,12 @@ from bough.executor.sizing import StepShape
 from bough.executor.staging import Staging
 from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
+from bough.messages.requests import LogprobRequest
 from bough.scheduler.ngram import NgramProposer
 from tests.executor.test_executor_cuda_simulated import CPU, no_device  # noqa: F401  (a fixture for all tests here)
-from tests.fakes.adapters import LINEAR, merge, write_adapter
+from tests.fakes.adapters import EMBEDDING, EXPERTS, HEAD, LINEAR, ROUTER, merge, write_adapter
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.ranks import MODELS
 from tests.fakes.scheduler_bench import Bench
 from tests.parity.engines import LocalEngine
 from tests.parity.test_lora import prompts_of
@@ -56,9 +58,12 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    folder = tmp_path_factory.mktemp("lora")
-    base = write_checkpoint(folder / "base", 1)
-    adapters = [write_adapter(folder / f"a{n}", base, n, **kind) for n, kind in enumerate(KINDS)]
+    return train(tmp_path_factory.mktemp("lora"), KINDS)
+
+
+def train(folder: Path, kinds: list[dict[str, Any]], **config: Any) -> Trained:
+    base = write_checkpoint(folder / "base", 1, **config)
+    adapters = [write_adapter(folder / f"a{n}", base, n, **kind) for n, kind in enumerate(kinds)]
     models = [base, *(merge(base, path, folder / f"{path.name}-merged") for path in adapters)]
     flags = {"dtype": "float32", "attention_backend": "torch", "max_total_tokens": 1024}
     expected = [LocalEngine(model, new=SAMPLED, **flags).ask(PROMPT)[0][0] for model in models]
@@ -67,11 +72,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture
-def load(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[LoadedWeights, Settings]]:
-    def loaded(slots: int) -> tuple[LoadedWeights, Settings]:
+def load(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LoadedWeights, Settings]]:
+    def loaded(slots: int, base: Path = trained.base) -> tuple[LoadedWeights, Settings]:
         monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
         settings = Settings.from_flat({"dtype": "float32", "enable_lora": True, "max_loras_per_batch": slots})
-        files = locate(str(trained.base))
+        files = locate(str(base))
         weights = load_model(files, settings, resolve_config(files, settings), CPU)
         assert weights.adapters is not None
         weights.adapters.reserve(1)
@@ -131,6 +136,53 @@ def test_eight_adapters_and_none_in_one_batch_give_the_tokens_of_merged_weights(
     executor.close()
 
 
+OF_EXPERTS: list[dict[str, Any]] = [
+    {"modules": (ROUTER, "self_attn.q_proj", EMBEDDING, HEAD), "fused": True, "strength": 0.2},
+    {"modules": EXPERTS, "rank": 20, "layers": (1,)},  # takes other memory for all slots
+    {"modules": LINEAR[:4]},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("captured", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_adapters_of_experts_and_of_the_ends_give_the_tokens_of_merged_weights(
+    tmp_path: Path, load: Callable[..., tuple[LoadedWeights, Settings]], captured: bool, tied: bool
+) -> None:
+    shape = {**MODELS["moe"], "head_dim": 16, "tie_word_embeddings": tied}
+    trained = train(tmp_path, OF_EXPERTS, **shape)
+    sizes = GraphSizes(decode=(4,), mixed=(8, 24), adapted=True) if captured else GraphSizes()
+    executor = build(*load(3, trained.base), sizes, capture=False)
+    bench = bench_of(executor, trained, 3, enable_mixed_chunk=True)
+    while executor.idle():
+        pass
+    check(bench, trained, 0)
+    used = [bool(graphs._uses) for graphs in (executor._adapted_graphs, executor._adapted_mixed_graphs)]
+    assert used == [captured] * 2
+    executor.close()
+
+
+@pytest.mark.slow
+def test_prompt_logprobs_have_the_adapters_head(
+    tmp_path: Path, load: Callable[..., tuple[LoadedWeights, Settings]]
+) -> None:
+    trained, found = train(tmp_path, [{"modules": (HEAD,)}, {"modules": (EMBEDDING, HEAD)}]), []
+    executor = build(*load(2, trained.base), GraphSizes())
+    merged = [LocalEngine(trained.base.parent / f"a{n}-merged", new=1, dtype="float32") for n in range(2)]
+    bench = bench_of(executor, trained, 2)
+    for handle, engine in enumerate(merged):
+        engine.ask(PROMPT, logprobs=LogprobRequest(start=0))
+        bench.ask(handle, PROMPT, adapter=f"a{handle}", logprobs=LogprobRequest(start=0), **OPTIONS)
+        bench.run()
+        for out, number in ((bench.out, handle), (engine.out, 0)):
+            run = out.started[number].input_logprobs
+            assert run is not None
+            found.append(np.frombuffer(run.logprobs, dtype=np.float32))
+    for own, expected in (found[:2], found[2:]):
+        assert len(own) == len(PROMPT) - 1 and own == pytest.approx(expected, abs=1e-4)
+    executor.close()
+
+
 @pytest.mark.slow
 def test_drafts_are_verified_with_adapters_by_the_host(
     trained: Trained, load: Callable[[int], tuple[LoadedWeights, Settings]]
@@ -169,7 +221,7 @@ def test_a_larger_rank_drops_graphs_and_a_lack_of_memory_is_told(
     executor.control(LoadAdapter("small", str(trained.adapters[0]))).wait()
     assert executor._adapted_graphs._graphs, "there was memory for it"
 
-    def too_much(rank: int) -> None:
+    def too_much(rank: int, names: object) -> None:
         raise torch.OutOfMemoryError
 
     with (
@@ -202,9 +254,10 @@ def test_any_step_fits_the_buffer(tokens: int) -> None:
         for size, ends_size in ((0, 0), (min(700, 2 * tokens), tokens)):
             rows = inputs.send(slots, ends, size, ends_size)
             for part, expected in ((rows.tokens, slots), (rows.ends, slots[ends])):
-                found = np.zeros(len(expected), dtype=np.int64)
+                found = np.zeros(len(part.slots), dtype=np.int64)
                 for slot, first, count in part.blocks.tolist():
                     assert count <= part.block_rows
                     found[part.order[first : first + count].numpy()] = slot
-                assert found.tolist() == expected.tolist()
+                assert found.tolist() == part.slots.tolist()
+                assert found[: len(expected)].tolist() == expected.tolist() and not found[len(expected) :].any()
     assert executor_adapters.adapter_rows(np.zeros(3, dtype=np.int64), np.array([2])) is None

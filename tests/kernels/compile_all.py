@@ -351,7 +351,7 @@ def launch_lora(dtype: torch.dtype) -> None:
         down, up = torch.empty(1, 3, rank, HIDDEN, dtype=dtype), torch.empty(1, 6144, rank, dtype=dtype)
         stack = AdapterStack(down, up, slots[:1].int(), bands, tiles)
         for block_rows in (FEW_ROWS, MANY_ROWS):
-            grouped = GroupedRows(torch.zeros(ROWS, dtype=torch.int32), slots.int(), block_rows)
+            grouped = GroupedRows(slots[:, 0].int(), slots.int(), slots[:, 0].int(), block_rows)
             lora_(torch.zeros(ROWS, 6144, dtype=dtype), x, stack, grouped)
 
 

@@ -20,6 +20,7 @@ from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.triton import Cut, Tiling, config_for
 from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.lora.reference import AdapterStack, PairAdapters, tiles_of
 from bough.kernels.ops import REFERENCE, ExpertMatrices, Experts, Norm, NormedSum, Ops, Router
 from bough.kernels.quantize_rows import reference as quantizing
 from bough.kernels.quantize_rows.reference import QuantizedRows
@@ -372,6 +373,51 @@ def test_experts_may_have_biases_and_a_clamped_gate(
     gate_up, down, *biases = (tensor.double() for tensor in tensors)
     choice = (routed.ids, routed.weights.double(), "silu")
     assert_near(got, reference.experts(x.double(), gate_up, down, *choice, *biases, clamped_gate), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "biased", "fp8"])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_adapters_add_to_both_products_of_their_tokens_experts(tokens: int, kind: str, device: torch.device) -> None:
+    """Against merged matrices, token by token; the second of two slots leaves up alone."""
+    torch.manual_seed(3)
+    x, (experts, hidden, inner) = torch.randn(tokens, 128, device=device), (MOE.experts, 128, 64)
+    matrices = [torch.randn(experts, *shape, device=device) / 8 for shape in ((2 * inner, hidden), (hidden, inner))]
+    biases = [torch.randn(experts, size, device=device) / 6 for size in (2 * inner, hidden)] if kind == "biased" else []
+    kept: list[reference.Matrices] = [*matrices]
+    if kind == "fp8":
+        rows = [[quantizing.quantize_rows(each) for each in matrix] for matrix in matrices]
+        kept = [QuantizedRows(*map(torch.stack, zip(*each, strict=True))) for each in rows]
+        matrices = [torch.stack([quantized.dequantize() for quantized in each]) for each in rows]
+    stacks, merged = [], [[matrix.double() for _ in range(3)] for matrix in matrices]
+    for number, bands in enumerate(((slice(0, inner), slice(inner, 2 * inner)), (slice(0, hidden),))):
+        inputs, ranks = (hidden, inner)[number], torch.tensor([[9, 16], [4, 0]], dtype=torch.int32)[:, : len(bands)]
+        down = torch.randn(2 * experts, len(bands), 16, inputs, device=device) / 8
+        up = torch.randn(2 * experts, bands[-1].stop, 16, device=device) / 4
+        tiles = torch.from_numpy(tiles_of(bands)).to(device)
+        stacks.append(AdapterStack(down, up, ranks.to(device), bands, tiles, experts))
+        for slot, of_slot in enumerate(ranks.tolist()):
+            wide = merged[number][1 + slot] = merged[number][0].clone()
+            for matrix, (band, rank) in enumerate(zip(bands, of_slot, strict=True)):
+                own = slice(slot * experts, (slot + 1) * experts)
+                wide[:, band] += up[own, band, :rank].double() @ down[own, matrix, :rank].double()
+    slots = (
+        torch.arange(tokens, dtype=torch.int32, device=device) % 3 if tokens > 1 else torch.ones(1, device=device).int()
+    )
+    gate = (1.702, 7.0) if kind == "biased" else None
+    both = biases or (None, None)
+    routed = route(torch.randn(tokens, experts, device=device), MOE, None, count=tokens > 16)
+    given = ExpertMatrices(*kept, *both, gate, adapted=PairAdapters(*stacks, slots))
+    plain = reference.experts(x, *kept, routed.ids, routed.weights, "silu", *both, gate, given.adapted)
+    got = fast.multiply(x, given, routed, "silu")
+    for found in (plain, got):
+        for token, slot in enumerate(slots.tolist()):
+            row, choice = (
+                slice(token, token + 1),
+                (routed.ids[token, None], routed.weights[token, None].double(), "silu"),
+            )
+            wide_biases = [bias.double() for bias in biases] or (None, None)
+            exact = reference.experts(x[row].double(), *(each[slot] for each in merged), *choice, *wide_biases, gate)
+            assert_near(found[row], exact, 1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 20])

@@ -5,7 +5,6 @@ The interpreter multiplies bfloat16 matrices as if they were integers, so that t
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ pytest.importorskip("triton")
 
 from bough.kernels.lora import reference
 from bough.kernels.lora import triton as fast
-from bough.kernels.lora.reference import AdapterStack, GroupedRows, group_rows, tiles_of
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, group_pairs, group_rows, tiles_of
 from tests.kernels.closeness import assert_near
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -37,10 +36,10 @@ def stack_of(inputs: int, rank: int, dtype: torch.dtype, device: torch.device) -
 
 
 def grouped(slots: list[int], block_rows: int, padding: int, device: torch.device) -> GroupedRows:
-    order, blocks = group_rows(np.array(slots), block_rows)
-    order = np.append(order, np.zeros(padding, dtype=np.int32))
-    blocks = np.concatenate([blocks, np.zeros((padding, 3), dtype=np.int32)])
-    return GroupedRows(torch.from_numpy(order).to(device), torch.from_numpy(blocks).to(device), block_rows)
+    """More rows have larger blocks; the last ones are those of a graph that the step does not fill."""
+    found = group_rows(torch.tensor(slots + [0] * padding, dtype=torch.int32, device=device), 4)
+    assert found.block_rows == block_rows
+    return found
 
 
 def added(x: torch.Tensor, stack: AdapterStack, slots: list[int]) -> torch.Tensor:
@@ -56,7 +55,7 @@ def added(x: torch.Tensor, stack: AdapterStack, slots: list[int]) -> torch.Tenso
 @pytest.mark.parametrize("implementation", [reference.lora_, fast.lora_])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("inputs", "rank"), [(100, 16), (1100, 32), (64, 128)])
-@pytest.mark.parametrize(("rows", "block_rows"), [(7, 16), (40, 16), (150, 64)])
+@pytest.mark.parametrize(("rows", "block_rows"), [(7, 16), (40, 16), (520, 64)])
 def test_what_is_added_is_the_product_of_each_rows_adapter(
     implementation: object, dtype: torch.dtype, inputs: int, rank: int, rows: int, block_rows: int, device: torch.device
 ) -> None:
@@ -76,10 +75,27 @@ def test_what_is_added_is_the_product_of_each_rows_adapter(
 
 
 def test_rows_are_grouped_by_slot_in_blocks() -> None:
-    order, blocks = group_rows(np.array([2, 0, 1, 2, 2, 0, 7]), 2)
-    assert order.tolist() == [2, 0, 3, 4, 6]
-    assert blocks.tolist() == [[1, 0, 1], [2, 1, 2], [2, 3, 1], [7, 4, 1]]
-    assert [part.shape for part in group_rows(np.zeros(4, dtype=np.int64), 16)] == [(0,), (0, 3)]
+    slots = torch.tensor([2, 0, 1] + [2] * 20 + [0, 7], dtype=torch.int32)
+    found = group_rows(slots, 7)
+    assert found.block_rows == 16 and found.order.tolist() == [1, 23, 2, 0, *range(3, 23), 24]
+    assert found.blocks.tolist() == [[1, 2, 1], [2, 3, 16], [2, 19, 5], [7, 24, 1], *[[0, 0, 0]] * 4]
+    assert not group_rows(torch.zeros(4, dtype=torch.int32), 16).blocks.any()
+
+
+@pytest.mark.parametrize("tokens", [3, 40, 300])
+@pytest.mark.parametrize("distinct", [1, 5])
+def test_pairs_are_grouped_by_slot_and_expert(tokens: int, distinct: int) -> None:
+    """All pairs of tokens with a slot are in one block, with others of the same slot and expert."""
+    torch.manual_seed(0)
+    ids = torch.stack([torch.randperm(6)[:2] for _ in range(tokens)]).int()
+    slots = torch.arange(tokens, dtype=torch.int32) % (distinct + 1)
+    stack = AdapterStack(torch.zeros(6 * distinct, 1, 16, 1), *(torch.zeros(1),) * 2, (), torch.zeros(1), experts=6)
+    pairs, found = group_pairs(ids, slots, stack), torch.zeros(2 * tokens, dtype=torch.int64)
+    for slot, first, count in pairs.blocks.tolist():
+        assert count <= pairs.block_rows
+        found[pairs.order[first : first + count]] = slot
+    expected = (slots[:, None] - 1) * 6 + ids + 1
+    assert found.tolist() == expected.where(slots[:, None] > 0, 0).flatten().tolist()
 
 
 def test_tiles_lie_within_one_matrix() -> None:

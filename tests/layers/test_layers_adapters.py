@@ -33,7 +33,8 @@ class Nothing:
 
 def test_slots_keep_what_they_hold_when_they_grow_and_rows_may_be_quantised() -> None:
     slots = AdapterSlots(2)
-    make: Any = slots.over(Nothing)  # type: ignore[arg-type]
+    nothing: Any = Nothing
+    make: Any = slots.over(nothing, nothing, nothing)[0]
     parts = [Part("a", 3, (slice(0, 3),)), Part("b", 2, (slice(0, 2),))]
     weight = make(8, parts, False, Placement(Topology(), torch.float32, torch.device("cpu")))
     assert list(weight.slots("layer.")) == []

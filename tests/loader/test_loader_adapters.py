@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bough.core.errors import ModelError
+from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
 from bough.distributed.topology import Topology
 from bough.layers.adapters import Adapter, AdapterSlots
@@ -47,7 +48,6 @@ def read(base: Path) -> Read:
     [
         ("use_dora", True, "DoRA"),
         ("modules_to_save", ["lm_head"], "modules_to_save"),
-        ("target_parameters", ["mlp.experts.gate_up_proj"], "experts"),
         ("lora_bias", True, "lora_bias"),
         ("bias", "all", "bias 'all'"),
         ("layer_replication", [[0, 1]], "layer_replication"),
@@ -85,14 +85,21 @@ def changed(folder: Path, **changes: torch.Tensor | None) -> Path:
         ({f"{Q}.lora_magnitude_vector": torch.zeros(64)}, "lora_magnitude_vector' cannot be used"),
         (
             {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 128)},
-            "changes 'model.embed_tokens', which adapters cannot change here; .* on a CPU the embedding and the head",
+            "of 'model.embed_tokens' only lora_A is there",
         ),
         (
             {
                 "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64),
-                "base_model.model.lm_head.lora_B.weight": torch.zeros(128, 4),
+                "base_model.model.lm_head.lora_B.weight": torch.zeros(127, 4),
             },
-            "changes 'lm_head', which adapters cannot change",
+            r"B and A of 'lm_head' are \[127, 4\] and \[4, 64\], and the model has 128 x 64",
+        ),
+        (
+            {
+                "base_model.model.model.norm.lora_A.weight": torch.zeros(4, 64),
+                "base_model.model.model.norm.lora_B.weight": torch.zeros(64, 4),
+            },
+            "changes 'model.norm', which adapters cannot change here; linear layers, the embedding, the head and,",
         ),
         (
             {
@@ -110,17 +117,68 @@ def test_tensors_that_do_not_fit(
         read(changed(write_adapter(tmp_path, base, 1), **changes))
 
 
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": []}
+Moe = tuple[Path, ModelConfig, AdapterSlots]
+
+
+@pytest.fixture
+def moe(tmp_path: Path) -> Moe:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": []}
     moe = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **sizes}
     folder = write_checkpoint(tmp_path / "base", 1, **moe)
-    config, slots = read_config(locate(str(folder)), {}), AdapterSlots(1)
+    return folder, read_config(locate(str(folder)), {}), AdapterSlots(1)
+
+
+def named(config: ModelConfig, slots: AdapterSlots) -> dict[str, tuple[int, ...]]:
     list(build_model(config, Topology(), torch.float32, torch.device("meta"), adapters=slots).slots())
-    attention = write_adapter(tmp_path / "attention", folder, 1, modules=("self_attn.q_proj",))
-    assert len(read_adapter(str(attention), config, slots.shapes(), LoraSettings())[0]) == 2
-    experts = write_adapter(tmp_path / "experts", folder, 1, modules=("up_proj",))
-    with pytest.raises(ModelError, match=r"changes 'model.layers.0.mlp.experts.\d.up_proj', which adapters cannot"):
-        read_adapter(str(experts), config, slots.shapes(), LoraSettings())
+    return slots.shapes()
+
+
+def test_experts_are_stacked_with_zeros_for_those_that_are_left_alone(moe: Moe, tmp_path: Path) -> None:
+    base, config, slots = moe
+    one = write_adapter(tmp_path / "a", base, 1, modules=("experts.2.up_proj",), lora_alpha=4)
+    found = read_adapter(str(one), config, named(config, slots), LoraSettings())[0]
+    assert list(found) == [f"model.layers.{layer}.mlp.experts.up_proj" for layer in range(2)]
+    down, up = found["model.layers.1.mlp.experts.up_proj"]
+    stored = load_file(one / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.1.mlp.experts.2.up_proj.lora_{}.weight"
+    assert torch.equal(down[2], stored[name.format("A")]) and torch.equal(up[2], stored[name.format("B")])
+    assert not down[[0, 1, 3]].any() and not up[[0, 1, 3]].any()
+
+
+def test_parameters_of_experts_may_have_either_side_first(moe: Moe, tmp_path: Path) -> None:
+    base, config, slots = moe
+    folder = write_adapter(tmp_path / "a", base, 1, modules=(), fused=True)
+    shapes = named(config, slots)
+    straight = read_adapter(str(folder), config, shapes, LoraSettings())[0]
+    file = folder / "adapter_model.safetensors"
+    turned = {}
+    for name, tensor in load_file(file).items():  # as PEFT has them that takes the first dimension for the inputs'
+        if "lora_A" in name:
+            turned[name.replace("lora_A", "lora_B")] = tensor.view(4, 4, -1).permute(2, 1, 0).reshape(-1, 16)
+        else:
+            turned[name.replace("lora_B", "lora_A")] = tensor.view(-1, 4, 4).permute(2, 1, 0).reshape(16, -1)
+    save_file(turned, file)
+    found = read_adapter(str(folder), config, shapes, LoraSettings())[0]
+    assert set(found) == set(straight) and len(found) == 6
+    for name, matrices in found.items():
+        for own, expected in zip(matrices, straight[name], strict=True):
+            torch.testing.assert_close(own, expected)
+
+
+def test_what_of_experts_does_not_fit_is_refused(moe: Moe, tmp_path: Path) -> None:
+    base, config, slots = moe
+    shapes = named(config, slots)
+    folder = write_adapter(tmp_path / "a", base, 1, modules=(), fused=True)
+    with pytest.raises(ModelError, match="which --lora-target-modules does not name"):
+        read_adapter(str(folder), config, shapes, LoraSettings(lora_target_modules="q_proj"))
+    for targets in ("gate_up_proj down_proj", "gate_proj up_proj down_proj", "all"):
+        read_adapter(str(folder), config, shapes, LoraSettings(lora_target_modules=targets))
+    without = named(config, AdapterSlots(1, experts=False))
+    with pytest.raises(ModelError, match=r"changes 'model.*experts.gate_up_proj', .* without --ep-size, experts"):
+        read_adapter(str(folder), config, without, LoraSettings())
+    a = "base_model.model.model.layers.0.mlp.experts.lora_A.weight"
+    with pytest.raises(ModelError, match=r"are \[64, 16\] and \[15, 24\], and the model has 64 x 24"):
+        read_adapter(str(changed(folder, **{a: torch.zeros(15, 24)})), config, shapes, LoraSettings())
 
 
 def test_ranks_and_modules_beyond_what_is_allowed(base: Path, read: Read, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ import transformers
 
 from bough.core.errors import RequestError, SettingsError
 from bough.messages.requests import LogprobRequest
-from tests.fakes.adapters import ATTENTION, EMBEDDING, HEAD, LINEAR, merge, write_adapter
+from tests.fakes.adapters import ATTENTION, EMBEDDING, EXPERTS, HEAD, LINEAR, ROUTER, merge, write_adapter
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.ranks import MODELS
 from tests.parity.engines import LocalEngine
 
 NEW = 10
@@ -194,16 +195,117 @@ def test_an_adapter_of_fused_modules(tmp_path: Path) -> None:
     assert [engine.ask(prompt, adapters=["a"])[0][0] for prompt in PROMPTS] == merged != outputs_of(engine, PROMPTS)
 
 
+OF_EXPERTS: dict[str, dict[str, object]] = {
+    "one by one": {"modules": EXPERTS, "strength": 0.2},
+    "some": {"modules": ("experts.1.down_proj", "experts.3.gate_proj"), "rank": 9},
+    "fused": {"modules": (), "fused": True},
+    "all": {"modules": (*ATTENTION, ROUTER), "fused": True, "rank": 20, "strength": 0.2},
+    "router": {"modules": (ROUTER,)},
+    "attention": {"modules": ATTENTION},
+    "shared": {"modules": ("shared_experts.gate_proj", "shared_experts.down_proj")},
+}
+
+
+@pytest.mark.parametrize(("model", "kinds"), [("moe", tuple(OF_EXPERTS)[:-1]), ("latent", ("all", "shared"))])
+def test_adapters_of_experts_and_none_in_one_batch(tmp_path: Path, model: str, kinds: tuple[str, ...]) -> None:
+    base = write_checkpoint(tmp_path / "base", 1, **MODELS[model], max_position_embeddings=256)
+    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    assert engine.adapters is not None
+    expected = {"": outputs_of(LocalEngine(base, new=NEW, **FLAGS), PROMPTS)}
+    for seed, name in enumerate(kinds):
+        adapter = write_adapter(tmp_path / name, base, seed, **OF_EXPERTS[name])  # type: ignore[arg-type]
+        engine.adapters.load(name, str(adapter))
+        merged = LocalEngine(merge(base, adapter, tmp_path / f"{name}-merged"), new=NEW, **FLAGS)
+        expected[name] = outputs_of(merged, PROMPTS)
+    assert len({str(outputs) for outputs in expected.values()}) == len(expected), "all must differ"
+    asked = [(name, turn) for turn in range(len(PROMPTS)) for name in expected]
+    for spec in (None, LogprobRequest(start=0)):
+        got = engine.ask(*(PROMPTS[turn] for _, turn in asked), adapters=[name for name, _ in asked], logprobs=spec)
+        assert [output for output, _ in got] == [expected[name][turn] for name, turn in asked]
+
+
+TINY = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "num_experts_per_tok": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+BOTH = ("experts.gate_up_proj", "experts.down_proj")
+SMALL = {"moe_intermediate_size": 32, "num_experts": 8}
+LATENT = {
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
+    "topk_group": 1, "q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+    "v_head_dim": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+CHUNKED = {
+    "num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [0, 1], "no_rope_layers": [1, 1], "head_dim": 16,
+    "attention_chunk_size": 128, "intermediate_size_mlp": 96,
+}  # fmt: skip
+SHARED = ("shared_expert.up_proj", "shared_expert.gate_proj")
+# Transformers' name of a configuration, what differs from TINY there, and what PEFT is told to change.
+BY_PEFT: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+    ("Qwen3Moe", {**SMALL, "head_dim": 16}, (*BOTH, "gate.weight"), ("q_proj",)),
+    ("Qwen3Moe", {**SMALL, "head_dim": 16}, BOTH[:1], ()),
+    ("Qwen3Moe", {**SMALL, "head_dim": 16}, BOTH[1:], ()),
+    (
+        "Qwen2Moe",
+        {**SMALL, "shared_expert_intermediate_size": 48},
+        BOTH,
+        ("shared_expert.up_proj", "shared_expert.gate_proj"),
+    ),
+    ("Mixtral", {"num_local_experts": 4}, (*BOTH, "gate.weight"), ("o_proj",)),
+    ("DeepseekV3", LATENT, ("gate.weight",), EXPERTS),  # which PEFT turns to parameters of twice the rank
+    ("GptOss", {"num_local_experts": 4, "intermediate_size": 32, "head_dim": 16}, BOTH, ()),
+    ("GraniteMoe", {"num_local_experts": 4, "intermediate_size": 32}, BOTH, ()),
+    (
+        "Llama4Text",
+        {**CHUNKED, "intermediate_size_mlp": 96, "head_dim": 16, "attention_chunk_size": 128},
+        BOTH,
+        ("q_proj",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "sizes", "parameters", "modules"), BY_PEFT)
+def test_peft_gives_the_same_tokens_where_it_changes_experts(
+    tmp_path: Path, family: str, sizes: dict[str, Any], parameters: tuple[str, ...], modules: tuple[str, ...]
+) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed; the other tests merge by hand")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**TINY, **sizes})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in (each for each in model.parameters() if each.dim() > 1):
+            parameter.normal_(0, 0.15)
+    model.save_pretrained(tmp_path / "base")
+    asked = {"target_parameters": list(parameters), "target_modules": list(modules)}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **asked))
+    with torch.no_grad():
+        for parameter in (each for name, each in adapted.named_parameters() if "lora_" in name):
+            parameter.normal_(0, 0.25)
+    adapted.save_pretrained(tmp_path / "adapter")
+    engine = LocalEngine(tmp_path / "base", new=NEW, **{**FLAGS, "enable_lora": True})
+    assert engine.adapters is not None
+    engine.adapters.load("a", str(tmp_path / "adapter"))
+    expected = [peft_tokens(adapted, prompt) for prompt in PROMPTS]
+    with adapted.disable_adapter():
+        plain = peft_tokens(adapted, PROMPTS[0])
+    got = engine.ask(*PROMPTS, PROMPTS[0], adapters=["a"] * len(PROMPTS) + [""])
+    assert [output for output, _ in got] == [*expected, plain] and plain != expected[0]
+
+
+def peft_tokens(model: Any, prompt: list[int]) -> list[int]:
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    model.generation_config.eos_token_id = None
+    found: list[int] = model.generate(input_ids=torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+    return found
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_peft_gives_the_same_tokens(trained: Trained, name: str) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed; the other tests merge by hand")
     base = transformers.AutoModelForCausalLM.from_pretrained(trained.base, dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(base, trained.adapters[name])
-    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-    for prompt, expected in zip(PROMPTS, trained.expected[name], strict=True):
-        model.generation_config.eos_token_id = None
-        got = model.generate(input_ids=torch.tensor([prompt]), **options)
-        assert got[0, len(prompt) :].tolist() == expected
+    assert [peft_tokens(model, prompt) for prompt in PROMPTS] == trained.expected[name]
 
 
 def test_a_request_that_names_no_loaded_adapter_is_refused(trained: Trained) -> None:

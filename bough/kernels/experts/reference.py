@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts import fp4
 from bough.kernels.experts.fp4 import Fp4Rows
+from bough.kernels.lora.reference import PairAdapters, group_pairs, lora_
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import W4Rows, dequantize
 
@@ -64,6 +65,7 @@ def experts(
     gate_up_bias: torch.Tensor | None = None,  # [experts, 2 * inner]
     down_bias: torch.Tensor | None = None,  # [experts, hidden]
     clamped_gate: tuple[float, float] | None = None,
+    adapted: PairAdapters | None = None,
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, summed in the type of the weights."""
     gate = partial(clamped_mul, *clamped_gate) if clamped_gate else partial(gated_mul, activation=activation)
@@ -71,9 +73,16 @@ def experts(
     for expert in set(ids.flatten().tolist()) - {-1}:
         tokens, slots = torch.nonzero(ids == expert, as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (gate_up_bias, down_bias)]
-        inner = gate(F.linear(x[tokens], _matrix(gate_up, expert, x), biases[0]))
-        result = F.linear(inner, _matrix(down, expert, inner), biases[1]).to(weights.dtype)
-        out.index_add_(0, tokens, result * weights[tokens, slots, None])
+        rows = x[tokens]
+        inner = F.linear(rows, _matrix(gate_up, expert, x), biases[0])
+        if adapted is not None:
+            grouped = group_pairs(ids[tokens, slots, None], adapted.slots[tokens], adapted.gate_up)
+            lora_(inner, rows, adapted.gate_up, grouped)
+        inner = gate(inner)
+        result = F.linear(inner, _matrix(down, expert, inner), biases[1])
+        if adapted is not None:
+            lora_(result, inner, adapted.down, grouped)
+        out.index_add_(0, tokens, result.to(weights.dtype) * weights[tokens, slots, None])
     return out.to(x.dtype)
 
 

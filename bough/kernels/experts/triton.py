@@ -15,9 +15,12 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.core.model_config import MoEConfig
+from bough.kernels.activation.triton import gated_mul
 from bough.kernels.experts import device
 from bough.kernels.experts.fp4 import Fp4Rows
-from bough.kernels.experts.reference import Matrices, Spread
+from bough.kernels.experts.reference import Matrices, Spread, clamped_mul
+from bough.kernels.lora.reference import group_pairs
+from bough.kernels.lora.triton import lora_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
 from bough.kernels.overlap import overlap
 from bough.kernels.quantize_rows.reference import GROUP, QuantizedRows
@@ -207,9 +210,9 @@ def multiply(
 def _products(
     x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str, config: Tiling | None
 ) -> torch.Tensor:
-    gate_up, down, gate_up_bias, down_bias, clamped_gate, spread = matrices
+    gate_up, down, gate_up_bias, down_bias, clamped_gate, spread, adapted = matrices
     w4, fp8 = isinstance(down, W4Rows | Fp4Rows), isinstance(down, QuantizedRows)
-    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4:
+    if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4 and adapted is None:
         return _by_rows(x, matrices, routed, activation)
     (tokens, hidden), top, weight = x.shape, routed.ids.shape[1], _split(down)[0]
     experts, inner, itemsize = len(weight), _split(gate_up)[0].shape[1] // 2, 1 if w4 else weight.element_size()
@@ -220,13 +223,23 @@ def _products(
     if hidden * itemsize % 16 or inner * itemsize % 16:
         tiling = replace(tiling, described=False)  # which wants lines of whole 16 bytes
     order = None if routed.ranks is None else put_in_order(routed, experts, tiling.block_m)
-    between, results = x.new_empty((tokens * top, inner)), x.new_empty((tokens * top, hidden))
-    small = fp8 and tiling.small_rows
-    rows = quantize_rows(x, groups[0]) if small else x
-    gated = (activation, gate_up_bias, clamped_gate)
-    product_tiles(rows, gate_up, routed, order, between, tiling, tiling.gate_up, *gated)
+    results, small = x.new_empty((tokens * top, hidden)), fp8 and tiling.small_rows
+    if adapted is None:
+        rows, between = quantize_rows(x, groups[0]) if small else x, x.new_empty((tokens * top, inner))
+        gated = (activation, gate_up_bias, clamped_gate)
+        product_tiles(rows, gate_up, routed, order, between, tiling, tiling.gate_up, *gated)
+    else:  # what is added comes before the gate and before the weights, which are then launches of their own
+        grouped, of_pairs = group_pairs(routed.ids, adapted.slots, adapted.gate_up), x.repeat_interleave(top, 0)
+        weights, routed = routed.weights, routed._replace(weights=torch.ones_like(routed.weights))
+        rows, both = quantize_rows(of_pairs, groups[0]) if small else of_pairs, x.new_empty((tokens * top, 2 * inner))
+        product_tiles(rows, gate_up, routed, order, both, tiling, tiling.gate_up, bias=gate_up_bias)
+        lora_(both, of_pairs, adapted.gate_up, grouped)
+        between = gated_mul(both, activation) if clamped_gate is None else clamped_mul(*clamped_gate, both)
     rows = quantize_rows(between, groups[1]) if small else between
     product_tiles(rows, down, routed, order, results, tiling, tiling.down, bias=down_bias)
+    if adapted is not None:
+        lora_(results, between, adapted.down, grouped)
+        results *= weights.view(-1, 1)
     out = torch.empty_like(x)
     width = min(SUM_WIDTH, triton.next_power_of_2(hidden))
     device.sum_of_pairs[(tokens, triton.cdiv(hidden, width))](
@@ -313,7 +326,7 @@ def _gate(activation: str, clamped: tuple[float, float] | None) -> dict[str, Any
 
 
 def _by_rows(x: torch.Tensor, matrices: ExpertMatrices, routed: Routed, activation: str) -> torch.Tensor:
-    gate_up, down, gate_up_bias, down_bias, clamped_gate, _ = matrices
+    gate_up, down, gate_up_bias, down_bias, clamped_gate, *_ = matrices
     between, out = x.new_empty((routed.ids.numel(), _split(down)[0].shape[2])), torch.empty_like(x)
     gate_up_rows(x, gate_up, routed, between, activation, GATE_UP_BY_ROWS, gate_up_bias, clamped_gate)
     down_rows(between, down, routed, out, DOWN_BY_ROWS, down_bias)

@@ -22,13 +22,15 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
     """Adds to `product` [rows, outputs] what the adapters of the rows make of x [rows, inputs]."""
     (rows, inputs), outputs, blocks, count = x.shape, product.shape[1], len(grouped.blocks), len(grouped.order)
     matrices, rank = stack.down.shape[1:3]
+    if not rank:  # no adapter has ever changed this layer
+        return
     lines = min(triton.next_power_of_2(matrices * rank), MOST_RANK)
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
     splits = triton.cdiv(inputs, PIECE)
     thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
     cut = {"BLOCK_M": grouped.block_rows, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
     cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3, **overlap(0 if few else rows)}
-    block_k = 128 if few and not wide else 64
+    cut["EXPERTS"], block_k = stack.experts, 128 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
     _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
         x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut
@@ -43,7 +45,7 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
 def _down(
     x, down, thin, order, blocks, ranks, ranks_stride, x_stride, rows, K: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    EXPERTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The rows of a block times some lines of the thin matrices, over some of the inputs."""
     take_turn(OVERLAP)
@@ -53,7 +55,7 @@ def _down(
         return
     line = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     within = line < MATRICES * RANK
-    rank = tl.load(ranks + slot * ranks_stride + line // RANK, mask=within, other=0)
+    rank = tl.load(ranks + slot // EXPERTS * ranks_stride + line // RANK, mask=within, other=0)
     there = line % RANK < rank
     if tl.max(there.to(tl.int32), axis=0) == 0:
         return
@@ -80,7 +82,7 @@ def _down(
 def _up(
     thin, up, product, order, blocks, ranks, ranks_stride, tiles, product_stride, rows, N: tl.constexpr,
     TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The sum over the inputs' parts, times the outputs of a tile; added to the product."""
     take_turn(OVERLAP)
@@ -90,7 +92,7 @@ def _up(
         return
     tile = tiles + 3 * tl.program_id(1)
     matrix = tl.load(tile)
-    rank = tl.load(ranks + slot * ranks_stride + matrix)
+    rank = tl.load(ranks + slot // EXPERTS * ranks_stride + matrix)
     if rank == 0:
         return
     first = tl.load(block + 1)

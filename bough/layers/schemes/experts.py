@@ -39,14 +39,14 @@ class QuantizedExperts(MatrixExperts):
         empty: Empty,
         slot: Slot,
     ) -> None:
-        self._moe, self._ops, self._forms, self._slot = moe, placement.ops, forms, slot
+        self.moe, self._ops, self._forms, self._slot = moe, placement.ops, forms, slot
         sharers, self._here = placement.topology.in_expert, placement.experts(moe)
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         self._inner, count = self._held.stop - self._held.start, len(self._here.held)
         self._biases = expert_biases(hidden_size, self._inner, moe, count, sharers.tp_rank, placement.empty)
         self._gate_up = empty((count, 2 * self._inner, hidden_size), forms[0])
         self._down = empty((count, hidden_size, self._inner), forms[1])
-        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
+        self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         rows, columns = (self._held,), (slice(None), self._held)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -62,20 +61,20 @@ class PlainWeight:
 class MatrixExperts:
     """Experts whose matrices the device's table of operations takes as they are kept."""
 
-    _moe: MoEConfig
+    moe: MoEConfig
     _ops: Ops
-    _matrices: ExpertMatrices
+    matrices: ExpertMatrices
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        return self._ops.routed_experts(x, router, Experts(self._moe, self._matrices, activation))
+        return self._ops.routed_experts(x, router, Experts(self.moe, self.matrices, activation))
 
     def after_norm(self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext) -> WithNorm:
-        return self._ops.normed_experts(inputs, router, Experts(self._moe, self._matrices, activation))
+        return self._ops.normed_experts(inputs, router, Experts(self.moe, self.matrices, activation))
 
     def by_logits(
         self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
     ) -> torch.Tensor:
-        return self._ops.experts_by_logits(x, logits, None, self._moe, self._matrices, activation, scale)
+        return self._ops.experts_by_logits(x, logits, None, self.moe, self.matrices, activation, scale)
 
 
 class PlainExperts(MatrixExperts):
@@ -88,7 +87,7 @@ class PlainExperts(MatrixExperts):
         apart = moe.shared_gate or moe.scales_inputs or self._here.spread is not None
         joins = not (apart or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
-        self._moe, self._ops = replace(moe, appended=self._appended), placement.ops
+        self.moe, self._ops = replace(moe, appended=self._appended), placement.ops
         sharers = placement.topology.in_expert
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = self._held.stop - self._held.start
@@ -97,46 +96,27 @@ class PlainExperts(MatrixExperts):
         self._gate_up = placement.empty(count, 2 * inner, hidden_size)
         self._down = placement.empty(count, hidden_size, inner)
         self._biases = expert_biases(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
-        self._matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
+        self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     @property
     def has_shared(self) -> bool:
         return self._appended > 0
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        inner, held = self._down.shape[2], self._held
         for place, expert in enumerate(self._here.held):
-            yield WeightSlot(f"{prefix}{expert}.gate_proj.weight", self._gate_up[place, :inner], (held,))
-            yield WeightSlot(f"{prefix}{expert}.up_proj.weight", self._gate_up[place, inner:], (held,))
-            yield WeightSlot(f"{prefix}{expert}.down_proj.weight", self._down[place], (slice(None), held))
-        yield from expert_bias_slots(prefix, self._here.held, *self._biases, held)
-        if self._appended:
-            yield from self._shared_slots(prefix.removesuffix("experts.") + "shared_experts.")
+            yield from self._slots_of(f"{prefix}{expert}.", place, self._held)
+        yield from expert_bias_slots(prefix, self._here.held, *self._biases, self._held)
+        inner, first = self._down.shape[2], self._held_shared.start
+        for number in range(self._appended):  # they are one MLP in checkpoints, which is cut into experts
+            own = slice(first + number * inner, first + (number + 1) * inner)
+            shared = prefix.removesuffix("experts.") + "shared_experts."
+            yield from self._slots_of(shared, self.moe.experts + number, own)
 
-    def _shared_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """The shared experts are one MLP in checkpoints, which is cut into experts."""
-        inner, held, first = self._down.shape[2], self._held_shared, self._moe.experts
-        for name, rows in (("gate_proj", slice(None, inner)), ("up_proj", slice(inner, None))):
-            cut = self._gate_up[first:, rows]
-            shape = torch.empty(len(cut) * inner, cut.shape[2], dtype=cut.dtype, device="meta")
-            yield WeightSlot(f"{prefix}{name}.weight", shape, (held,), store=partial(_fill_rows, cut), held=(cut,))
-        columns = self._down[first:].transpose(0, 1)  # [hidden, shared, inner]
-        shape = torch.empty(len(columns), len(self._down[first:]) * inner, dtype=columns.dtype, device="meta")
-        store = partial(_fill_columns, columns)
-        yield WeightSlot(f"{prefix}down_proj.weight", shape, (slice(None), held), store=store, held=(columns,))
-
-
-def _fill_rows(matrices: torch.Tensor, first: int, band: torch.Tensor) -> None:
-    """Copies a band to its rows, those of the matrices [n, rows, inputs] one below the other."""
-    height, last = matrices.shape[1], first + len(band)
-    for number, matrix in enumerate(matrices):
-        begin, end = max(first, number * height), min(last, (number + 1) * height)
-        if begin < end:
-            matrix[begin - number * height : end - number * height].copy_(band[begin - first : end - first])
-
-
-def _fill_columns(columns: torch.Tensor, first: int, band: torch.Tensor) -> None:
-    columns[first : first + len(band)].copy_(band.view(len(band), *columns.shape[1:]))
+    def _slots_of(self, prefix: str, place: int, held: slice) -> Iterator[WeightSlot]:
+        inner = self._down.shape[2]
+        yield WeightSlot(f"{prefix}gate_proj.weight", self._gate_up[place, :inner], (held,))
+        yield WeightSlot(f"{prefix}up_proj.weight", self._gate_up[place, inner:], (held,))
+        yield WeightSlot(f"{prefix}down_proj.weight", self._down[place], (slice(None), held))
 
 
 class PlainTable:

@@ -7,12 +7,13 @@ through the same decoder and the same search for stops, and their text goes out 
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
+from bough.messages.channels import ClientSenders, Sender, client_of
 from bough.messages.outputs import (
     Delta,
     Deltas,
@@ -32,17 +33,31 @@ from bough.tokenizer.stops import StopMatcher
 from bough.tokenizer.tokenizer import Tokenizer
 
 
-class Outlet(Protocol):
-    """Where deltas and stop notices go."""
+class ChannelOutlet:
+    """Where deltas, replies and stop notices go."""
 
-    def deltas(self, message: Deltas) -> None: ...
+    def __init__(self, clients: ClientSenders, scheduler: Sender) -> None:
+        self._clients, self.stream_ended = clients, scheduler.send
 
-    def stream_ended(self, message: StreamEnded) -> None: ...
+    def deltas(self, message: Deltas) -> None:
+        """Each client gets its deltas of the step in one message."""
+        if len(self._clients) == 1:
+            self._clients[0].send(message)
+            return
+        shares: dict[int, Deltas] = {}
+        for delta in message.items:
+            shares.setdefault(client_of(delta.handle), Deltas([], [])).items.append(delta)
+        for replay in message.replays:
+            shares.setdefault(client_of(replay.handle), Deltas([], [])).replays.append(replay)
+        for client, share in shares.items():
+            self._clients[client].send(share)
 
-    def reply(self, message: Reply) -> None: ...
+    def reply(self, message: Reply) -> None:
+        self._clients.to(message.call).send(message)
 
     def tell_clients(self, message: ProcessCommand) -> None:
-        """All of them, for any client."""
+        for client in self._clients:
+            client.send(message)
 
 
 @dataclass(slots=True)
@@ -86,7 +101,7 @@ class Stream:
 
 
 class Detokenizer:
-    def __init__(self, tokenizer: Tokenizer | None, outlet: Outlet, stream_interval: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, outlet: ChannelOutlet, stream_interval: int = 1) -> None:
         self._tokenizer = tokenizer
         self._outlet = outlet
         self._interval = stream_interval

@@ -114,9 +114,14 @@ class LatencyRecorder:
         self._ended = False
 
     def add(self, delta: Delta, tokens: int, now: float) -> None:
-        more = tokens
-        if delta.started is not None:
-            more -= self._start(delta.started, tokens, now)
+        started, more = delta.started, tokens
+        if started is not None:
+            self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
+        if started is not None and tokens:  # of several tokens, only the engine knows when the first one came
+            first_at = self._received_at + started.queue_time_s + started.prefill_time_s
+            self._last_at = min(first_at, now) if tokens > 1 else now
+            self._meter.first_token(self._last_at - self._received_at)
+            more -= 1
         if more:
             self._meter.more_tokens(more, now - self._last_at)
             self._last_at = now
@@ -127,17 +132,6 @@ class LatencyRecorder:
     def abandon(self, retractions: int) -> None:
         if not self._ended:
             self._end(time.perf_counter(), retractions, incomplete=True)
-
-    def _start(self, started: Started, tokens: int, now: float) -> bool:
-        """The prompt has been computed. Returns whether a first token came with it, which is then counted."""
-        self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
-        if not tokens:
-            return False
-        self._last_at = now
-        if tokens > 1:
-            self._last_at = min(self._received_at + started.queue_time_s + started.prefill_time_s, now)
-        self._meter.first_token(self._last_at - self._received_at)
-        return True
 
     def _end(self, now: float, retractions: int, *, incomplete: bool) -> None:
         self._ended = True

@@ -272,7 +272,7 @@ class AnswerPlan:
         grammar = self.grammar(given)
         if grammar is None:
             return {**given, **added}
-        add_field_names({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
+        add_field_names({place: self.tools.where(*found) for place, found in grammar.places.items()})
         add_field_names({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}

@@ -163,10 +163,13 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """One token as text, special or not, its leading space kept; U+FFFD where it is only part of a character."""
-        if self._shown is None:
-            return self.backend_decode(self.visible([token], skip_special_tokens=False))
-        piece = self._shown[token]
-        return piece if isinstance(piece, str) else piece.decode(errors="replace")
+        return self.token_bytes(token).decode(errors="replace")
+
+    def token_bytes(self, token: int, skip_special_tokens: bool = False) -> bytes:
+        """What the token adds to a text."""
+        pieces, ids = self.pieces(skip_special_tokens), [token]
+        piece = self.backend_decode(self.visible(ids, skip_special_tokens)) if pieces is None else pieces[token]
+        return piece.encode() if isinstance(piece, str) else piece
 
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
         return self._skipped if skip_special_tokens else self._shown

@@ -6,6 +6,7 @@ through the same decoder and the same search for stops, and their text goes out 
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -143,11 +144,7 @@ class Detokenizer:
         """Takes in what the request had generated before. If that has ended it, all of its text was delivered with it,
         even what is held back until the end; only the end itself is still to be sent."""
         ids = np.frombuffer(message.output_ids, dtype=np.int32).tolist()
-        stopped = None
-        for i, token in enumerate(ids):
-            stopped = self._push(stream, token, message.ended if i == len(ids) - 1 else None)
-            if stopped is not None:
-                break
+        stopped = _push(stream, ids, message.ended)
         if stopped is None and message.ended is not None:
             stopped = _flush(stream, message.ended)
         replay = stream.take(message.handle)
@@ -184,12 +181,7 @@ class Detokenizer:
             if message.logprobs and handle in message.logprobs:
                 stream.logprobs.append(message.logprobs[handle])
             end = ended.get(handle)
-            stopped = None
-            for place in range(first, until):
-                reason = end.reason if end is not None and place == until - 1 else None  # only the last may be the stop
-                stopped = self._push(stream, tokens[place], reason)
-                if stopped is not None:
-                    break
+            stopped = _push(stream, tokens[first:until], None if end is None else end.reason)
             if stopped is not None:
                 ended.pop(handle, None)
                 if end is None:
@@ -203,19 +195,25 @@ class Detokenizer:
         if deltas:
             self._outlet.deltas(Deltas(deltas))
 
-    def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
-        """Adds a token, perhaps the last; a reason when its text completes a stop string or cannot be searched."""
-        stream.ids.append(token)
-        stream.count += 1
-        if stream.decoder is None or (isinstance(end, FinishStop) and not stream.keep_stop_token):
-            return None
-        return _add_text(stream, stream.decoder.push((token,)))
-
     def _close(self, handle: int, stream: Stream, reason: FinishReason, end: Ended | None) -> Delta:
         del self._streams[handle]
         if end is not None:
             stream.retractions, stream.drafts, stream.vector = end.retractions, end.drafts, end.vector
         return stream.take(handle, reason)
+
+
+def _push(stream: Stream, tokens: Sequence[int], end: FinishReason | None) -> FinishReason | None:
+    """Adds tokens, up to the one whose text completes a stop string or cannot be searched; the reason, if there is one.
+    Where the request ends with them, only the last may be its stop token."""
+    for number, token in enumerate(tokens, 1):
+        stream.ids.append(token)
+        stream.count += 1
+        hidden = number == len(tokens) and isinstance(end, FinishStop) and not stream.keep_stop_token
+        if stream.decoder is not None and not hidden:
+            stopped = _add_text(stream, stream.decoder.push((token,)))
+            if stopped is not None:
+                return stopped
+    return None
 
 
 def _add_text(stream: Stream, text: str) -> FinishReason | None:

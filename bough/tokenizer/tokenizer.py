@@ -39,8 +39,9 @@ class TextBound:
 
     def apply(self, text: str, count: Callable[[str], int], *, whole: bool = False) -> str:
         """What is to be encoded of the text: all of it, or its beginning where it may be cut (`whole`: it may not)."""
-        if self._surely_fits(text):
-            return text
+        most = BYTES_PER_TOKEN * self.tokens
+        if len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most):
+            return text  # it surely fits
         counted = 0
         for end in range(PIECE, len(text) + PIECE, PIECE):
             counted += count(text[end - PIECE : end])
@@ -54,10 +55,6 @@ class TextBound:
                     code=CONTEXT_LENGTH_EXCEEDED,
                 )
         return text
-
-    def _surely_fits(self, text: str) -> bool:
-        most = BYTES_PER_TOKEN * self.tokens
-        return len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most)
 
 
 GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that

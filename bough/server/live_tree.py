@@ -72,7 +72,16 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
         return EventStream(feed.events(), lambda failure: json_event(native_shape(failure)))
 
     async def text(request: Request) -> Response:
-        return json_response({"text": await node_text(context, request.query_params.get("node", ""))})
+        node = request.query_params.get("node", "")
+        created, dash, start = node.partition("-")
+        if not (dash and created.isdecimal() and start.isdecimal()) or len(node) > 40:
+            raise RequestError(f"node must be two numbers joined by a dash, got {node[:40]!r}.", field="node")
+        name = int(created), int(start)
+        replicas = await context.client.ask(lambda call: GetTree(call, MAX_NODES, name), STATE_TIMEOUT_S)
+        ids = next((replica["ids"] for replica in replicas if replica["ids"] is not None), None)
+        if ids is None:
+            raise HttpError(404, "The node is not in the tree any more.", "NotFoundError")
+        return json_response({"text": context.require_tokenizer().decode(ids, skip_special_tokens=False)})
 
     async def timeline(request: Request) -> Response:
         given = request.query_params
@@ -93,15 +102,3 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/ui/timeline", timeline, "The last steps and requests, and their times", queries=TIMELINE, **live),
         Endpoint("/ui/tree/text", text, "How a node's text begins", access="admin_only", queries=(NODE,), **live),
     ]
-
-
-async def node_text(context: ServerContext, node: str) -> str:
-    created, dash, start = node.partition("-")
-    if not (dash and created.isdecimal() and start.isdecimal()) or len(node) > 40:
-        raise RequestError(f"node must be two numbers joined by a dash, got {node[:40]!r}.", field="node")
-    name = int(created), int(start)
-    replicas = await context.client.ask(lambda call: GetTree(call, MAX_NODES, name), STATE_TIMEOUT_S)
-    ids = next((replica["ids"] for replica in replicas if replica["ids"] is not None), None)
-    if ids is None:
-        raise HttpError(404, "The node is not in the tree any more.", "NotFoundError")
-    return context.require_tokenizer().decode(ids, skip_special_tokens=False)

@@ -48,7 +48,9 @@ class BrowserRules:
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is None and site is None:
             return None
-        if not self._allows(origin, site, headers, scope):
+        allowed = self._any_origin or origin in self._origins
+        own = site in OWN_SITES and (origin is None or self._is_own(origin, site, headers, scope))
+        if not (allowed or own):
             return _cross_site_page(origin)
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -65,11 +67,6 @@ class BrowserRules:
         name = _name_in(host)
         # The address of the connection itself cannot be a rebound DNS name.
         return name in self._hosts or name.strip(b"[]").decode("latin-1") == (scope.get("server") or (None,))[0]
-
-    def _allows(self, origin: bytes | None, site: bytes | None, headers: Headers, scope: Scope) -> bool:
-        if self._any_origin or origin in self._origins:
-            return True
-        return site in OWN_SITES and (origin is None or self._is_own(origin, site, headers, scope))
 
     def _is_own(self, origin: bytes, site: bytes | None, headers: Headers, scope: Scope) -> bool:
         scheme, _, place = origin.lower().partition(b"://")

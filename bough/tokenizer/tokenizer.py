@@ -48,13 +48,12 @@ class TextBound:
             if counted > self.tokens:
                 if self.cut and not whole:
                     return text[:end]
-                raise RequestError(
-                    f"The prompt of more than {self.tokens} tokens is longer than the model's context length of "
-                    f"{self.context} tokens. Shorten the prompt.",
-                    field="input_ids",
-                    code=CONTEXT_LENGTH_EXCEEDED,
-                )
+                raise self.too_long(f"more than {self.tokens}")
         return text
+
+    def too_long(self, tokens: str) -> RequestError:
+        text = f"The prompt of {tokens} tokens is longer than the model's context length of {self.context} tokens."
+        return RequestError(f"{text} Shorten the prompt.", field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that

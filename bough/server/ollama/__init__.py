@@ -88,7 +88,9 @@ async def generate(context: ServerContext, request: Request, body: requests.Gene
     sampling = _read(context, body)
     if not body.prompt:
         return json_response(_writer(context, body).loaded())
-    if _is_plain(context, body):
+    tokenizer = context.require_tokenizer("prompt")
+    # It is continued as it is on demand, and where a model has no template to put it in.
+    if body.raw or not (tokenizer.has_chat_template or body.system):
         media = read_media(requests.read_prompt(body), context.client.media_kinds, "images")
         inputs = await context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
         return await _answer(context, request, body, inputs, None)
@@ -103,12 +105,6 @@ def _read(context: ServerContext, body: requests.AnswerFields) -> dict[str, Any]
         **requests.sampling_of(body.options or requests.Options(), context.model.context_length),
         **ollama_format(body.format),
     }
-
-
-def _is_plain(context: ServerContext, body: requests.GenerateRequest) -> bool:
-    """Whether the prompt is continued as it is: on demand, and where a model has no template to put it in."""
-    tokenizer = context.require_tokenizer("prompt")
-    return bool(body.raw) or (not tokenizer.has_chat_template and not body.system)
 
 
 async def _converse(

@@ -21,7 +21,6 @@ from bough.client.inputs import Prompt
 from bough.core.finish import FinishAbort, FinishReason, finish_to_dict
 from bough.core.pooling import ALL_EXPERTS, ALL_STATES, OF_TOKENS
 from bough.messages.outputs import Delta, DraftCounts, LogprobRun, Started
-from bough.messages.requests import LogprobRequest
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -114,9 +113,14 @@ class LatencyRecorder:
         self._ended = False
 
     def add(self, delta: Delta, tokens: int, now: float) -> None:
-        more = tokens
-        if delta.started is not None:
-            more -= self._start(delta.started, tokens, now)
+        started, more = delta.started, tokens
+        if started is not None:
+            self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
+        if started is not None and tokens:  # of several tokens, only the engine knows when the first one came
+            first_at = self._received_at + started.queue_time_s + started.prefill_time_s
+            self._last_at = min(first_at, now) if tokens > 1 else now
+            self._meter.first_token(self._last_at - self._received_at)
+            more -= 1
         if more:
             self._meter.more_tokens(more, now - self._last_at)
             self._last_at = now
@@ -127,17 +131,6 @@ class LatencyRecorder:
     def abandon(self, retractions: int) -> None:
         if not self._ended:
             self._end(time.perf_counter(), retractions, incomplete=True)
-
-    def _start(self, started: Started, tokens: int, now: float) -> bool:
-        """The prompt has been computed. Returns whether a first token came with it, which is then counted."""
-        self._meter.started(started.prompt_tokens, started.cached_tokens, started.queue_time_s)
-        if not tokens:
-            return False
-        self._last_at = now
-        if tokens > 1:
-            self._last_at = min(self._received_at + started.queue_time_s + started.prefill_time_s, now)
-        self._meter.first_token(self._last_at - self._received_at)
-        return True
 
     def _end(self, now: float, retractions: int, *, incomplete: bool) -> None:
         self._ended = True
@@ -362,8 +355,18 @@ class RequestOutput:
             meta["hidden_states"] = self.hidden_states
         if self.prompt.pooling == ALL_EXPERTS and self.finish is not None:
             meta["routed_experts"] = self.routed_experts
-        if self.prompt.logprobs is not None:
-            meta.update(self._logprob_fields(self.prompt.logprobs))
+        wanted, given, output, count = self.prompt.logprobs, self.input_logprobs, self.output_logprobs, self.new_tokens
+        if wanted is not None:
+            # The tokens after a stop string's match were cut; so are their logprobs.
+            meta["input_token_logprobs"] = list(given.tokens)
+            meta["output_token_logprobs"] = output.tokens[:count]
+            meta["output_token_logprobs_length"] = count
+        if wanted is not None and wanted.top:
+            meta["input_top_logprobs"] = list(given.top)
+            meta["output_top_logprobs"] = output.top[:count]
+        if wanted is not None and wanted.ids:
+            meta["input_token_ids_logprobs"] = list(given.chosen)
+            meta["output_token_ids_logprobs"] = output.chosen[:count]
         return meta
 
     @property
@@ -399,22 +402,6 @@ class RequestOutput:
         self.input_logprobs.add_first(int(self.prompt.shown_ids[wanted.start]), self._text_of)
         if started.input_logprobs is not None:
             self._add_logprobs(self.input_logprobs, started.input_logprobs)
-
-    def _logprob_fields(self, wanted: LogprobRequest) -> dict[str, Any]:
-        given, output, count = self.input_logprobs, self.output_logprobs, self.new_tokens
-        # The tokens after a stop string's match were cut; so are their logprobs.
-        fields: dict[str, Any] = {
-            "input_token_logprobs": list(given.tokens),
-            "output_token_logprobs": output.tokens[:count],
-            "output_token_logprobs_length": count,
-        }
-        if wanted.top:
-            fields["input_top_logprobs"] = list(given.top)
-            fields["output_top_logprobs"] = output.top[:count]
-        if wanted.ids:
-            fields["input_token_ids_logprobs"] = list(given.chosen)
-            fields["output_token_ids_logprobs"] = output.chosen[:count]
-        return fields
 
     def _add_logprobs(self, columns: LogprobColumns, run: LogprobRun) -> None:
         ids = () if self.prompt.logprobs is None else self.prompt.logprobs.ids

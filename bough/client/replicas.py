@@ -8,14 +8,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bough.client.inputs import Prompt
 from bough.client.outputs import RequestOutput
 from bough.core.errors import EngineDeadError, RequestError
 from bough.gateway.policies import RoutingRequest, build_policy
+from bough.messages.channels import Sender
 from bough.messages.outputs import Reply
-from bough.messages.requests import Abort, Command, Generate
 
 CHARACTER_BITS = 0xFFFFF  # more than any vocabulary needs, and less than the last character
 # The policies behind `--load-balance-method`.
@@ -27,19 +26,12 @@ POLICIES = {
 }
 
 
-class SchedulerPort(Protocol):
-    """Sends messages to one scheduler."""
-
-    def send(self, *messages: Generate | Abort | Command) -> None:
-        """Sends all of them, or raises and has sent none."""
-
-
 @dataclass(eq=False, slots=True)
 class Replica:
     """One scheduler; to the policies it is a worker."""
 
     number: int
-    port: SchedulerPort
+    port: Sender
     by_tokens: bool = False  # what its load counts, instead of requests
     death: EngineDeadError | None = None
     running: dict[int, RequestOutput] = field(default_factory=dict)  # requests that have not ended, by handle
@@ -70,7 +62,7 @@ class Replica:
 class Replicas:
     """`cache_tokens` is how many tokens a replica's cache holds: of what it was sent, no more are taken to be there."""
 
-    def __init__(self, ports: Sequence[SchedulerPort], method: str = "auto", cache_tokens: int = 2**20) -> None:
+    def __init__(self, ports: Sequence[Sender], method: str = "auto", cache_tokens: int = 2**20) -> None:
         self.all = [Replica(number, port, method == "total_tokens") for number, port in enumerate(ports)]
         options = {"max_tree_size": cache_tokens} if method == "auto" else {}
         self._policy = build_policy(POLICIES[method], **options) if len(ports) > 1 else None

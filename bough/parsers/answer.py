@@ -73,11 +73,11 @@ class AnswerParser:
             read += self._caller.feed(event.text) if isinstance(event, Text) else [event]
         return read
 
-    def _shown(self, events: list[Event]) -> list[Event]:
+    def _shown(self, events: Iterable[Event]) -> list[Event]:
         if self._form.reasoning is None:  # a format that cannot but tell reasoning apart, unasked
             return [Text(event.text) if isinstance(event, Reasoning) else event for event in events]
         if self._form.stream_reasoning:
-            return events
+            return list(events)
         shown: list[Event] = []
         for event in events:
             if isinstance(event, Reasoning):
@@ -100,24 +100,22 @@ class CallBuffer:
         self._held: Begun = {}
         self._index = -1
 
-    def pass_on(self, events: Iterable[Event]) -> list[Event]:
-        return [shown for event in events for shown in self._pass(event)]
-
-    def _pass(self, event: Event) -> Iterator[Event]:
-        if isinstance(event, Text | Reasoning):
-            yield event
-        elif isinstance(event, CallBegin) and event.name in self._eager:
-            yield self._begin(event)
-        elif isinstance(event, CallBegin) or event.index in self._held:
-            for found in Call.join([event], self._held):
-                if isinstance(found, Call):
-                    yield self._begin(found)
-                    yield CallArguments(self._index, found.arguments)
-                    yield CallEnd(self._index)
-                else:
-                    yield found
-        else:
-            yield msgspec.structs.replace(event, index=self._index)
+    def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, Text | Reasoning):
+                yield event
+            elif isinstance(event, CallBegin) and event.name in self._eager:
+                yield self._begin(event)
+            elif isinstance(event, CallBegin) or event.index in self._held:
+                for found in Call.join([event], self._held):
+                    if isinstance(found, Call):
+                        yield self._begin(found)
+                        yield CallArguments(self._index, found.arguments)
+                        yield CallEnd(self._index)
+                    else:
+                        yield found
+            else:
+                yield msgspec.structs.replace(event, index=self._index)
 
     def _begin(self, call: CallBegin | Call) -> CallBegin:
         self._index += 1

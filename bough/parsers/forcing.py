@@ -22,18 +22,12 @@ WITHOUT_NAMES = frozenset({"type", "properties", "required", "title", "descripti
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    tool: str
-    pointer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """`fields` are sampling parameters; `places` tell where in them the tools' schemas stand, by the engine's way to
-    name a place (`structural_tag#/format/tags/0/content/json_schema`)."""
+    """`fields` are sampling parameters; `places` tell where in them the tools' schemas stand: by the engine's way to
+    name a place (`structural_tag#/format/tags/0/content/json_schema`), the tool and the pointer into its schema."""
 
     fields: dict[str, Any]
-    places: dict[str, Place]
+    places: dict[str, tuple[str, str]]
 
 
 def has_json_arguments(tool_format: ToolFormat) -> bool:
@@ -114,9 +108,9 @@ def _tag_grammar(form: dict[str, Any], path: str, shape: Shape, arguments: Mappi
     for i, (name, schema) in enumerate(arguments.items()):
         content = f"structural_tag#{path}/tags/{i}/content"
         if shape.argument is None:
-            places[f"{content}/json_schema"] = Place(name)
+            places[f"{content}/json_schema"] = name, ""
         else:
-            places |= {f"{content}{inside}": Place(name, pointer) for inside, pointer in schema_places(schema)}
+            places |= {f"{content}{inside}": (name, pointer) for inside, pointer in schema_places(schema)}
     return CallGrammar({"structural_tag": {"type": "structural_tag", "format": form}}, places)
 
 
@@ -156,11 +150,11 @@ def _call_list(arguments: Mapping[str, Schema], *, single: bool) -> CallGrammar:
     for i, (name, schema) in enumerate(arguments.items()):
         parameters: Any = schema
         path = "/items/properties" if len(arguments) == 1 else f"/items/anyOf/{i}/properties"
-        places[f"json_schema#{path}/parameters"] = Place(name)
+        places[f"json_schema#{path}/parameters"] = name, ""
         if refers(parameters):
             definitions[name] = _moved(parameters, name)
             parameters = {"$ref": _pointer(name)}
-            places[f"json_schema{_pointer(name)}"] = Place(name)
+            places[f"json_schema{_pointer(name)}"] = name, ""
         choices.append(
             {
                 "type": "object",

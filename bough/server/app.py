@@ -48,17 +48,12 @@ def assign_request_id(scope: Scope) -> str:
 Methods = dict[str, Endpoint]
 
 
-class Root:
-    """The prefix under which a proxy shows this server (`--root-path`)."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = "/" + prefix.strip("/") if prefix.strip("/") else ""
-
-    def without(self, path: str) -> str:
-        """The path of a route; some proxies have cut the prefix off and some have not."""
-        if self._prefix and (path == self._prefix or path.startswith(self._prefix + "/")):
-            return path[len(self._prefix) :] or "/"
-        return path
+def without_root(path: str, root_path: str) -> str:
+    """The path of a route, without the prefix under which a proxy shows this server (`--root-path`); some proxies have
+    cut it off and some have not."""
+    prefix = root_path.strip("/")
+    inside = prefix and f"{path}/".startswith(f"/{prefix}/")
+    return path[1 + len(prefix) :] or "/" if inside else path
 
 
 class App:
@@ -68,7 +63,6 @@ class App:
         self._recorder = recorder
         self._settings = settings
         self._keys = Keys(settings.api_key, settings.admin_api_key)
-        self._root = Root(settings.root_path)
         self._exact: dict[str, Methods] = {}
         patterns: dict[str, Methods] = {}
         for endpoint in endpoints:
@@ -81,7 +75,7 @@ class App:
         self._patterns = [(compile_path(path)[0], methods) for path, methods in patterns.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = self._root.without(scope["path"])
+        path = without_root(scope["path"], self._settings.root_path)
         methods, parameters = self._find(path)
         endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if endpoint is None:
@@ -164,7 +158,7 @@ class Front:
         self.phase = Phase.LOADING
         self._app: ASGIApp | None = None
         self._logging = logging or RequestLogging()
-        self._root = Root(root_path)
+        self._root_path = root_path
         self._browsers = browsers
         self.active = 0  # requests in progress
         self._quiet = asyncio.Event()  # set when the last of them has ended
@@ -214,14 +208,14 @@ class Front:
             self.active += 1
         try:
             refusal = None if self._browsers is None else self._browsers.refusal(scope)
-            serves = self.phase is Phase.SERVING  # monitors can read /metrics while the server drains, too
-            if self.phase is Phase.DRAINING:
-                serves = self._root.without(scope["path"]) == "/metrics"
-            if refusal is None and self._app is not None and serves:
+            path = without_root(scope["path"], self._root_path)
+            monitored = self.phase is Phase.DRAINING and path == "/metrics"  # monitors can read it to the end
+            if refusal is None and self._app is not None and (self.phase is Phase.SERVING or monitored):
                 await self._app(scope, receive, named_send)
             else:
-                shape = shape_of(self._root.without(scope["path"]))
-                await error_response(refusal or self._closed(), shape)(scope, receive, named_send)
+                headers = {"Retry-After": "1", "Connection": "close"}
+                closed = Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
+                await error_response(refusal or closed, shape_of(path))(scope, receive, named_send)
         finally:
             if counted:
                 self.active -= 1
@@ -232,7 +226,3 @@ class Front:
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)
             current_request.reset(token)
-
-    def _closed(self) -> Failure:
-        headers = {"Retry-After": "1", "Connection": "close"}
-        return Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)

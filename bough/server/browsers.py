@@ -42,27 +42,32 @@ class BrowserRules:
             for name in headers:
                 headers[name] = b",".join(value for each, value in scope["headers"] if each == name)
         host = headers.get(b"host")
-        if host and self._hosts is not None and not self._knows(host, scope):
-            return _unknown_host(host)
+        if host and not self._knows(host, scope):
+            shown = host[:SHOWN].decode("latin-1")
+            advice = "If it is to be one, start the server with --allowed-hosts and the name, without its port."
+            return Failure(403, f"Host {shown!r} is no name of this server. {advice}", "PermissionDeniedError")
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is None and site is None:
             return None
-        if not self._allows(origin, site, headers, scope):
+        allowed = self._any_origin or origin in self._origins
+        own = site in OWN_SITES and (origin is None or self._is_own(origin, site, headers, scope))
+        if not (allowed or own):
             return _cross_site_page(origin)
-        if _has_body(headers) and not _is_json(headers) and not scope["path"].startswith(UPLOADS):
-            return _not_json(origin)
-        return None
+        has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        is_json = kind == b"application/json" or kind.endswith(b"+json")
+        if not has_body or is_json or scope["path"].startswith(UPLOADS):
+            return None
+        message = "A web page must send its JSON with Content-Type: application/json."
+        readable = {"Access-Control-Allow-Origin": origin.decode("latin-1")} if origin else {}  # by that page
+        return Failure(415, message, "UnsupportedMediaTypeError", headers=readable)
 
     def _knows(self, host: bytes, scope: Scope) -> bool:
-        assert self._hosts is not None
+        if self._hosts is None:
+            return True
         name = _name_in(host)
         # The address of the connection itself cannot be a rebound DNS name.
         return name in self._hosts or name.strip(b"[]").decode("latin-1") == (scope.get("server") or (None,))[0]
-
-    def _allows(self, origin: bytes | None, site: bytes | None, headers: Headers, scope: Scope) -> bool:
-        if self._any_origin or origin in self._origins:
-            return True
-        return site in OWN_SITES and (origin is None or self._is_own(origin, site, headers, scope))
 
     def _is_own(self, origin: bytes, site: bytes | None, headers: Headers, scope: Scope) -> bool:
         scheme, _, place = origin.lower().partition(b"://")
@@ -146,27 +151,6 @@ def _words(text: str | None) -> list[str]:
 def _first(value: bytes | None) -> bytes | None:
     """Each proxy adds its own behind those of the ones before; the first faces the browser."""
     return None if value is None else value.partition(b",")[0].strip().lower()
-
-
-def _has_body(headers: Headers) -> bool:
-    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-
-
-def _is_json(headers: Headers) -> bool:
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return kind == b"application/json" or kind.endswith(b"+json")
-
-
-def _not_json(origin: bytes | None) -> Failure:
-    message = "A web page must send its JSON with Content-Type: application/json."
-    readable = {"Access-Control-Allow-Origin": origin.decode("latin-1")} if origin else {}  # by the page that sent it
-    return Failure(415, message, "UnsupportedMediaTypeError", headers=readable)
-
-
-def _unknown_host(host: bytes) -> Failure:
-    shown = host[:SHOWN].decode("latin-1")
-    advice = "If it is to be one, start the server with --allowed-hosts and the name, without its port."
-    return Failure(403, f"Host {shown!r} is no name of this server. {advice}", "PermissionDeniedError")
 
 
 def _cross_site_page(origin: bytes | None) -> Failure:

@@ -199,16 +199,12 @@ class ServerContext:
 
     def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
-        most = TextBound(self.model.context_length).tokens
-        if not isinstance(ids, list) or len(ids) <= most or isinstance(ids[0], list):
+        bound = TextBound(self.model.context_length)
+        if not isinstance(ids, list) or len(ids) <= bound.tokens or isinstance(ids[0], list):
             return ids
         if self.settings.scheduler.allow_auto_truncate:
-            return ids[:most]
-        text = (
-            f"The prompt of {len(ids)} tokens is longer than the model's context length of {self.model.context_length} "
-            "tokens. Shorten the prompt."
-        )
-        raise RequestError(text, field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
+            return ids[: bound.tokens]
+        raise bound.too_long(str(len(ids)))
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:

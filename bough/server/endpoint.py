@@ -41,10 +41,6 @@ ANTHROPIC: dict[str, Any] = {"shape": errors.anthropic_shape, "tag": "anthropic"
 OLLAMA: dict[str, Any] = {"shape": errors.ollama_shape, "tag": "ollama"}
 
 
-class ClientDisconnectedError(Exception):
-    """The client disconnected while its answer was being made; there is no one to send an error to."""
-
-
 @dataclass(frozen=True, slots=True)
 class Query:
     name: str
@@ -85,7 +81,7 @@ class Endpoint:
             given = () if self.body is None else (await read_body(request, self.body),)
             response = await self.handler(request, *given)
             await response(scope, receive, watched_send)
-        except (ClientDisconnectedError, ClientDisconnect):
+        except ClientDisconnect:  # there is no one to send an error to
             return
         except Exception as error:
             # Not swallowed: the client gets an error, and a defect is logged with its traceback.

@@ -54,7 +54,11 @@ def failure_of(error: BaseException) -> Failure:
         case HttpError():
             return error.failure
         case RequestError():
-            return _request_failure(error)
+            headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status_code == 429 else {}
+            message, names = error.message, _field_names.get()
+            places = [(message.find(name), theirs) for name, theirs in names.items() if "#" in name and name in message]
+            field = min(places)[1].partition("#")[0] if places else names.get(error.field or "", error.field)
+            return Failure(error.status_code, in_client_names(message), error.err_type, field, headers, error.code)
         case msgspec.ValidationError():
             return _validation_failure(str(error))
         case EngineDeadError():
@@ -64,14 +68,6 @@ def failure_of(error: BaseException) -> Failure:
         case _:
             log.error("a defect in Bough while answering a request", exc_info=error)
             return Failure(500, "Internal error; the server's log has the details.", "InternalServerError")
-
-
-def _request_failure(error: RequestError) -> Failure:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status_code == 429 else {}
-    message, names = error.message, _field_names.get()
-    places = [(message.find(name), theirs) for name, theirs in names.items() if "#" in name and name in message]
-    field = min(places)[1].partition("#")[0] if places else names.get(error.field or "", error.field)
-    return Failure(error.status_code, in_client_names(message), error.err_type, field, headers, error.code)
 
 
 def _validation_failure(text: str) -> Failure:

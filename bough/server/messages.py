@@ -14,6 +14,7 @@ from bough.core.errors import RequestError
 from bough.core.media import MediaKind, MediaSource
 from bough.core.sampling_params import require_utf8
 from bough.server.errors import add_field_names
+from bough.tokenizer.chat_template import text_part
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # by the type of a part, the field that holds its text
@@ -80,10 +81,6 @@ def as_content(parts: Sequence[str | dict[str, Any]]) -> Content:
     if len(texts) == len(parts):
         return "\n".join(texts)
     return [text_part(part) if isinstance(part, str) else part for part in parts]
-
-
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def text_of(content: Content) -> str:

@@ -65,10 +65,6 @@ class ToolUse:
     def strict_names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools if tool.strict)
 
-    @property
-    def eager_names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools if tool.eager)
-
     def where(self, name: str, pointer: str) -> str:
         """What the client calls a place in a tool's parameters."""
         found = next(tool.where for tool in self.tools if tool.name == name)
@@ -219,12 +215,11 @@ class AnswerPlan:
         return bool(strict) and not self.tools.must and self._can_watch(strict)
 
     def _can_watch(self, names: Collection[str]) -> bool:
-        schemas = [self.tools.schemas[name] for name in names]
-        return self.tags and forcing.can_watch(self.calls, schemas) and self._in_plain_tokens()
-
-    def _in_plain_tokens(self) -> bool:
-        """Whether the model writes the format without special tokens, which grammars do not see: under one it could not
+        """Not where the model writes the format with special tokens, which grammars do not see: under one it could not
         begin a call as it is used to."""
+        schemas = [self.tools.schemas[name] for name in names]
+        if not self.tags or not forcing.can_watch(self.calls, schemas):
+            return False
         if self.calls is None or self.calls.shape is None or self.tokenizer is None:
             return True
         texts = self.tokenizer.encode_batch(self.calls.shape.markers, add_special_tokens=False)
@@ -272,7 +267,7 @@ class AnswerPlan:
         grammar = self.grammar(given)
         if grammar is None:
             return {**given, **added}
-        add_field_names({place: self.tools.where(found.tool, found.pointer) for place, found in grammar.places.items()})
+        add_field_names({place: self.tools.where(*found) for place, found in grammar.places.items()})
         add_field_names({name: "tools" for name in grammar.fields if name in GRAMMAR_FIELDS})
         kept = {name: value for name, value in given.items() if name not in GRAMMAR_FIELDS}
         return {**kept, **added, **grammar.fields}
@@ -289,7 +284,7 @@ class AnswerPlan:
             tool_format=calls,
             tools=self.tools.schemas,
             most_calls=1 if self.tools.single else None,
-            eager=self.assured | self.tools.eager_names,
+            eager=self.assured.union(tool.name for tool in self.tools.tools if tool.eager),
             openings=forcing.forced_openings(self.forcible, self.tools.schemas) if self.tools.must else (),
         )
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,7 +25,7 @@ from bough.client.inputs import Inputs, Prompt, Resumption, token_array
 from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX
-from bough.server.endpoint import EVENTS, ClientDisconnectedError, encode_json, json_response
+from bough.server.endpoint import EVENTS, encode_json, json_response
 from bough.server.errors import Failure, failure_of
 from bough.server.http import race
 
@@ -142,14 +142,11 @@ class EventStream(Response):
                 self._sent = False
                 continue
             if message["type"] == "http.disconnect":
-                raise ClientDisconnectedError
-
-
-TIMING_HEADER = "Server-Timing"
+                raise ClientDisconnect
 
 
 def timing_headers(answers: Sequence[RequestOutput]) -> dict[str, str]:
-    return {TIMING_HEADER: slowest_timings(answers).to_header(finished=all(answer.done for answer in answers))}
+    return {"Server-Timing": slowest_timings(answers).to_header(finished=all(answer.done for answer in answers))}
 
 
 def slowest_timings(answers: Sequence[RequestOutput]) -> Timings:
@@ -163,7 +160,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     watch = asyncio.ensure_future(_until_disconnect(request))
     await race(task, watch)
     if task.cancelled():
-        raise ClientDisconnectedError
+        raise ClientDisconnect
     return task.result()
 
 

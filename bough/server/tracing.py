@@ -71,7 +71,9 @@ class RequestLog:
         if self._logging.level >= SAMPLING:
             parts.append(f"sampling {msgspec.to_builtins(prompt.sampling)}")  # what is not at its default
         if self._logging.level >= TEXT_BEGINNINGS:
-            parts.append(f"prompt {self._prompt_text(answer)}")
+            ids = self._cut(prompt.shown_ids).tolist()
+            text = None if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
+            parts.append(f"prompt {ids if text is None else self._cut(text)!r}")
         log.info("request %r came: %s", prompt.rid, ", ".join(parts))
 
     def ended(self, answer: RequestOutput) -> None:
@@ -90,22 +92,11 @@ class RequestLog:
             *(f"{name} {seconds * 1000:.1f} ms" for name, seconds in times.items()),
         ]
         if self._logging.level >= TEXT_BEGINNINGS:
-            parts.append(f"output {self._output_text(answer)}")
+            parts.append(f"output {self._cut(answer.ids if self._tokenizer is None else answer.text)!r}")
         log.info("request %r ended (%s): %s", answer.prompt.rid, finish_word(answer), ", ".join(parts))
 
-    def _prompt_text(self, answer: RequestOutput) -> str:
-        ids = answer.prompt.shown_ids[: None if self._logging.level >= WHOLE_TEXTS else SHOWN]
-        if self._tokenizer is None:
-            return str(ids.tolist())
-        return self._quoted(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
-
-    def _output_text(self, answer: RequestOutput) -> str:
-        if self._tokenizer is None:
-            return str(answer.ids if self._logging.level >= WHOLE_TEXTS else answer.ids[:SHOWN])
-        return self._quoted(answer.text)
-
-    def _quoted(self, text: str) -> str:
-        return repr(text if self._logging.level >= WHOLE_TEXTS else text[:SHOWN])
+    def _cut(self, shown: Any) -> Any:
+        return shown if self._logging.level >= WHOLE_TEXTS else shown[:SHOWN]
 
 
 def finish_word(answer: RequestOutput) -> str:

@@ -80,10 +80,10 @@ class ChatTemplate:
     @cached_property
     def _written_places(self) -> dict[str, str]:
         """Those that the template writes itself: what a message with the item has more than one without it."""
-        without = self._try([_text_part(PROBE)])
+        without = self._try([text_part(PROBE)])
         found: dict[str, str] = {}
         for kind in KINDS if without is not None else ():
-            given = self._try([{"type": kind}, _text_part(PROBE)])
+            given = self._try([{"type": kind}, text_part(PROBE)])
             if without is None or given is None or len(given) <= len(without):
                 continue
             start = len(commonprefix([without, given]))  # noqa: RUF071  # not of paths
@@ -94,7 +94,7 @@ class ChatTemplate:
     @cached_property
     def _needs_parts(self) -> bool:
         """Whether text alone is lost on the template."""
-        return self._try(PROBE) is None and self._try([_text_part(PROBE)]) is not None
+        return self._try(PROBE) is None and self._try([text_part(PROBE)]) is not None
 
     def _try(self, content: Any) -> str | None:
         """The prompt of one message; None where the template refuses its content, drops it or prints the list."""
@@ -110,7 +110,7 @@ class ChatTemplate:
         front of the text, as the placeholders that processors look for."""
         content = message.get("content")
         if isinstance(content, str):
-            return {**message, "content": [_text_part(content)]} if self._needs_parts else message
+            return {**message, "content": [text_part(content)]} if self._needs_parts else message
         parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
         kinds = [part["type"] for part in parts if part.get("type") in KINDS]
         if not kinds:
@@ -172,7 +172,7 @@ def given_template(given: str) -> str:
     return source
 
 
-def _text_part(text: str) -> dict[str, str]:
+def text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 

@@ -6,13 +6,15 @@ through the same decoder and the same search for stops, and their text goes out 
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
+from bough.messages.channels import ClientSenders, Sender, client_of
 from bough.messages.outputs import (
     Delta,
     Deltas,
@@ -32,17 +34,31 @@ from bough.tokenizer.stops import StopMatcher
 from bough.tokenizer.tokenizer import Tokenizer
 
 
-class Outlet(Protocol):
-    """Where deltas and stop notices go."""
+class ChannelOutlet:
+    """Where deltas, replies and stop notices go."""
 
-    def deltas(self, message: Deltas) -> None: ...
+    def __init__(self, clients: ClientSenders, scheduler: Sender) -> None:
+        self._clients, self.stream_ended = clients, scheduler.send
 
-    def stream_ended(self, message: StreamEnded) -> None: ...
+    def deltas(self, message: Deltas) -> None:
+        """Each client gets its deltas of the step in one message."""
+        if len(self._clients) == 1:
+            self._clients[0].send(message)
+            return
+        shares: dict[int, Deltas] = {}
+        for delta in message.items:
+            shares.setdefault(client_of(delta.handle), Deltas([], [])).items.append(delta)
+        for replay in message.replays:
+            shares.setdefault(client_of(replay.handle), Deltas([], [])).replays.append(replay)
+        for client, share in shares.items():
+            self._clients[client].send(share)
 
-    def reply(self, message: Reply) -> None: ...
+    def reply(self, message: Reply) -> None:
+        self._clients.to(message.call).send(message)
 
     def tell_clients(self, message: ProcessCommand) -> None:
-        """All of them, for any client."""
+        for client in self._clients:
+            client.send(message)
 
 
 @dataclass(slots=True)
@@ -86,7 +102,7 @@ class Stream:
 
 
 class Detokenizer:
-    def __init__(self, tokenizer: Tokenizer | None, outlet: Outlet, stream_interval: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, outlet: ChannelOutlet, stream_interval: int = 1) -> None:
         self._tokenizer = tokenizer
         self._outlet = outlet
         self._interval = stream_interval
@@ -128,11 +144,7 @@ class Detokenizer:
         """Takes in what the request had generated before. If that has ended it, all of its text was delivered with it,
         even what is held back until the end; only the end itself is still to be sent."""
         ids = np.frombuffer(message.output_ids, dtype=np.int32).tolist()
-        stopped = None
-        for i, token in enumerate(ids):
-            stopped = self._push(stream, token, message.ended if i == len(ids) - 1 else None)
-            if stopped is not None:
-                break
+        stopped = _push(stream, ids, message.ended)
         if stopped is None and message.ended is not None:
             stopped = _flush(stream, message.ended)
         replay = stream.take(message.handle)
@@ -169,12 +181,7 @@ class Detokenizer:
             if message.logprobs and handle in message.logprobs:
                 stream.logprobs.append(message.logprobs[handle])
             end = ended.get(handle)
-            stopped = None
-            for place in range(first, until):
-                reason = end.reason if end is not None and place == until - 1 else None  # only the last may be the stop
-                stopped = self._push(stream, tokens[place], reason)
-                if stopped is not None:
-                    break
+            stopped = _push(stream, tokens[first:until], None if end is None else end.reason)
             if stopped is not None:
                 ended.pop(handle, None)
                 if end is None:
@@ -188,19 +195,25 @@ class Detokenizer:
         if deltas:
             self._outlet.deltas(Deltas(deltas))
 
-    def _push(self, stream: Stream, token: int, end: FinishReason | None) -> FinishReason | None:
-        """Adds a token, perhaps the last; a reason when its text completes a stop string or cannot be searched."""
-        stream.ids.append(token)
-        stream.count += 1
-        if stream.decoder is None or (isinstance(end, FinishStop) and not stream.keep_stop_token):
-            return None
-        return _add_text(stream, stream.decoder.push((token,)))
-
     def _close(self, handle: int, stream: Stream, reason: FinishReason, end: Ended | None) -> Delta:
         del self._streams[handle]
         if end is not None:
             stream.retractions, stream.drafts, stream.vector = end.retractions, end.drafts, end.vector
         return stream.take(handle, reason)
+
+
+def _push(stream: Stream, tokens: Sequence[int], end: FinishReason | None) -> FinishReason | None:
+    """Adds tokens, up to the one whose text completes a stop string or cannot be searched; the reason, if there is one.
+    Where the request ends with them, only the last may be its stop token."""
+    for number, token in enumerate(tokens, 1):
+        stream.ids.append(token)
+        stream.count += 1
+        hidden = number == len(tokens) and isinstance(end, FinishStop) and not stream.keep_stop_token
+        if stream.decoder is not None and not hidden:
+            stopped = _add_text(stream, stream.decoder.push((token,)))
+            if stopped is not None:
+                return stopped
+    return None
 
 
 def _add_text(stream: Stream, text: str) -> FinishReason | None:

@@ -64,7 +64,10 @@ def build_backend(metadata: Metadata) -> tokenizers.Tokenizer:
     tokens: Sequence[str] = _required(metadata, "tokenizer.ggml.tokens")
     match kind:
         case "gpt2":
-            backend, adds_bos = _byte_level_bpe(metadata, tokens)
+            rule = find_split_rule(metadata.get("tokenizer.ggml.pre", "default"))
+            merges = _merges(_required(metadata, "tokenizer.ggml.merges"))
+            backend = byte_level_backend({token: i for i, token in enumerate(tokens)}, merges, rule)
+            adds_bos = rule.adds_bos
         case "llama" | "t5" | "gemma4":
             backend, adds_bos = _sentencepiece(metadata, tokens, unigram=kind == "t5"), kind != "t5"
         case _:
@@ -99,12 +102,6 @@ def chat_templates(metadata: Metadata) -> dict[str, str]:
     for name in metadata.get("tokenizer.chat_templates", ()):
         templates[name] = metadata.get(f"tokenizer.chat_template.{name}")
     return {name: source for name, source in templates.items() if source}
-
-
-def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str]) -> tuple[tokenizers.Tokenizer, bool]:
-    rule = find_split_rule(metadata.get("tokenizer.ggml.pre", "default"))
-    merges = _merges(_required(metadata, "tokenizer.ggml.merges"))
-    return byte_level_backend({token: i for i, token in enumerate(tokens)}, merges, rule), rule.adds_bos
 
 
 def _merges(given: Sequence[str]) -> list[tuple[str, str]]:

@@ -42,24 +42,21 @@ def load_tokenizer(
     with damage_named(folder_or_gguf):
         if metadata is not None:
             return _from_gguf(metadata, chat_template)
-        return _load(folder_or_gguf, chat_template, trust_remote_code)
-
-
-def _load(folder: Path, chat_template: str | None, trust_remote_code: bool) -> Tokenizer:
-    config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
-    if (read := _read_own(folder, config)) is not None:
-        return _from_folder(folder, *read, chat_template)
-    brings_code = _code_of(config) is not None
-    if brings_code and not trust_remote_code:
+        folder = folder_or_gguf
+        config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+        if (read := _read_own(folder, config)) is not None:
+            return _from_folder(folder, *read, chat_template)
+        brings_code = _code_of(config) is not None
+        if brings_code and not trust_remote_code:
+            raise ModelError(
+                f"Only code that {folder} brings along reads its tokenizer ({_code_of(config)}). If you trust its "
+                "authors, run it with --trust-remote-code; otherwise add a tokenizer.json."
+            )
+        if brings_code or any((folder / name).is_file() for name in SLOW_FILES):
+            return _through_transformers(folder, config, chat_template, brings_code)
         raise ModelError(
-            f"Only code that {folder} brings along reads its tokenizer ({_code_of(config)}). If you trust its authors, "
-            "run it with --trust-remote-code; otherwise add a tokenizer.json."
+            f"{folder} has no tokenizer: tokenizer.json, tokenizer.model, tiktoken.model or tekken.json is needed."
         )
-    if brings_code or any((folder / name).is_file() for name in SLOW_FILES):
-        return _through_transformers(folder, config, chat_template, brings_code)
-    raise ModelError(
-        f"{folder} has no tokenizer: tokenizer.json, tokenizer.model, tiktoken.model or tekken.json is needed."
-    )
 
 
 def _from_gguf(metadata: Mapping[str, Any], chat_template: str | None) -> Tokenizer:

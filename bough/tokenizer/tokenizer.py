@@ -39,25 +39,21 @@ class TextBound:
 
     def apply(self, text: str, count: Callable[[str], int], *, whole: bool = False) -> str:
         """What is to be encoded of the text: all of it, or its beginning where it may be cut (`whole`: it may not)."""
-        if self._surely_fits(text):
-            return text
+        most = BYTES_PER_TOKEN * self.tokens
+        if len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most):
+            return text  # it surely fits
         counted = 0
         for end in range(PIECE, len(text) + PIECE, PIECE):
             counted += count(text[end - PIECE : end])
             if counted > self.tokens:
                 if self.cut and not whole:
                     return text[:end]
-                raise RequestError(
-                    f"The prompt of more than {self.tokens} tokens is longer than the model's context length of "
-                    f"{self.context} tokens. Shorten the prompt.",
-                    field="input_ids",
-                    code=CONTEXT_LENGTH_EXCEEDED,
-                )
+                raise self.too_long(f"more than {self.tokens}")
         return text
 
-    def _surely_fits(self, text: str) -> bool:
-        most = BYTES_PER_TOKEN * self.tokens
-        return len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most)
+    def too_long(self, tokens: str) -> RequestError:
+        text = f"The prompt of {tokens} tokens is longer than the model's context length of {self.context} tokens."
+        return RequestError(f"{text} Shorten the prompt.", field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that
@@ -163,10 +159,13 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """One token as text, special or not, its leading space kept; U+FFFD where it is only part of a character."""
-        if self._shown is None:
-            return self.backend_decode(self.visible([token], skip_special_tokens=False))
-        piece = self._shown[token]
-        return piece if isinstance(piece, str) else piece.decode(errors="replace")
+        return self.token_bytes(token).decode(errors="replace")
+
+    def token_bytes(self, token: int, skip_special_tokens: bool = False) -> bytes:
+        """What the token adds to a text."""
+        pieces, ids = self.pieces(skip_special_tokens), [token]
+        piece = self.backend_decode(self.visible(ids, skip_special_tokens)) if pieces is None else pieces[token]
+        return piece.encode() if isinstance(piece, str) else piece
 
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:
         return self._skipped if skip_special_tokens else self._shown

@@ -31,5 +31,8 @@ class ByteTokenizer:
     def token_text(self, token: int) -> str:
         return self.backend_decode([token])
 
+    def token_bytes(self, token: int, skip_special_tokens: bool = False) -> bytes:
+        return self.token_text(token).encode()
+
     def decoder(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> WindowDecoder:
         return WindowDecoder(self.backend_decode, list, prompt_ids)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough.launch.detokenizer_process import ChannelOutlet
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Delta, Deltas
+from bough.tokenizer.detokenizer import ChannelOutlet
 
 
 class Sent:

@@ -104,13 +104,13 @@ def test_the_places_of_a_grammar_are_those_of_the_tools_schemas(name: str | None
     tools = dict(list({"weather": weather, "now": {}}.items())[:count])
     tool_format = None if name is None else TOOL_FORMATS[name]
     grammar = forced_calls(tool_format, tools, single=False)
-    found = {(place.tool, place.pointer): part_at(grammar, text) for text, place in grammar.places.items()}
+    found = {place: part_at(grammar, text) for text, place in grammar.places.items()}
     assert found == {(tool, ""): arguments_schema(schema) for tool, schema in tools.items()}
     if can_watch(tool_format, [weather]):
         assert tool_format is not None
         watched = watched_calls(tool_format, tools, {"weather"}, single=False)
         inside = {
-            place.pointer: part_at(watched, text) for text, place in watched.places.items() if place.tool == "weather"
+            pointer: part_at(watched, text) for text, (tool, pointer) in watched.places.items() if tool == "weather"
         }
         assert inside in ({"": weather}, {"/properties/days": {"type": "integer"}})
 
@@ -119,7 +119,7 @@ def test_places_lead_into_schemas_that_moved() -> None:
     tree = {"type": "object", "properties": {"again": {"$ref": "#"}}}
     grammar = forced_calls(None, {"a/b~c": tree, "now": {}}, single=False)
     moved = next(place for place in grammar.places if "$defs" in place)
-    assert grammar.places[moved].tool == "a/b~c"
+    assert grammar.places[moved] == ("a/b~c", "")
     assert part_at(grammar, moved)["properties"]["again"] == {"$ref": moved.removeprefix("json_schema")}
 
 
@@ -146,7 +146,7 @@ def test_calls_of_strict_tools_are_watched(name: str, otherwise: dict[str, Any] 
     shape = TOOL_FORMATS[name].shape
     assert shape is not None
     if shape.argument is None:
-        assert {place.tool: part_at(grammar, text) for text, place in grammar.places.items()} == {
+        assert {tool: part_at(grammar, text) for text, (tool, _) in grammar.places.items()} == {
             "weather": WEATHER,
             "now": {"type": "object"},
         }

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from bough.core.errors import EngineDeadError, RequestError
 from bough.messages.requests import Abort
 from bough.server.app import App
-from bough.server.endpoint import ClientDisconnectedError
 from bough.server.errors import native_shape
 from bough.server.protocols import all_endpoints
 from bough.server.streaming import EventStream, json_event
@@ -109,7 +109,7 @@ def test_a_client_that_leaves_closes_the_generator() -> None:
         task = asyncio.ensure_future(stream(events())({}, wire.receive, wire.send))
         await wire.begun()
         wire.gone.set()
-        with pytest.raises(ClientDisconnectedError):
+        with pytest.raises(ClientDisconnect):
             await task
         assert closed.is_set()
 

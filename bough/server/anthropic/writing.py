@@ -5,7 +5,8 @@ content_block_stop, message_delta with the reason of the end and the usage, mess
 may have several blocks (thinking, text, calls), in the order in which the model wrote them.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -77,21 +78,13 @@ def whole_blocks(events: Iterable[parsers.Event]) -> list[Block]:
     """A finished answer's blocks. There is at least one, be it an empty text."""
     blocks: list[Block] = []
     ids = CallIds(PREFIX)
-    for event in parsers.Call.join(events):
-        match event:
-            case parsers.Text() if event.text:
-                if blocks and isinstance(blocks[-1], TextBlock):
-                    blocks[-1] = TextBlock(text=blocks[-1].text + event.text)
-                else:
-                    blocks.append(TextBlock(text=event.text))
-            case parsers.Reasoning():
-                if blocks and isinstance(blocks[-1], ThinkingBlock):
-                    blocks[-1] = ThinkingBlock(thinking=blocks[-1].thinking + event.text)
-                else:
-                    blocks.append(ThinkingBlock(thinking=event.text))
-            case parsers.Call():
-                given = msgspec.json.decode(event.arguments)
-                blocks.append(ToolUseBlock(id=ids.name(event), name=event.name, input=given))
+    shown: Iterator[Any] = (each for each in parsers.Call.join(events) if isinstance(each, parsers.Call) or each.text)
+    for kind, run in itertools.groupby(shown, type):
+        if kind is parsers.Call:
+            blocks += [ToolUseBlock(id=ids.name(e), name=e.name, input=msgspec.json.decode(e.arguments)) for e in run]
+        else:
+            text = "".join(event.text for event in run)
+            blocks.append(TextBlock(text=text) if kind is parsers.Text else ThinkingBlock(thinking=text))
     return blocks or [TextBlock(text="")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from bough.client.outputs import Timings
+from bough.client.outputs import Entry, Timings
 from bough.core import control
 from bough.core import sampling_params as sampling
 from bough.server.bodies import UNSUPPORTED, fields_without_effect
@@ -113,9 +113,6 @@ class GenerateBody(OtherFields, kw_only=True):
     no_logs: bool | None = None  # true: the request is neither logged nor traced
 
 
-Logprob = tuple[float | None, int, str | None]
-
-
 class VertexBody(msgspec.Struct, forbid_unknown_fields=True):
     """Vertex AI's form of a batch: each instance has `text` or `input_ids`, `parameters` are other fields of
     /generate."""
@@ -141,13 +138,13 @@ class MetaInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     dp_rank: int | None = None  # of the replica, where there are several
     warnings: list[str] | None = None
     prompt_token_ids: list[int] | None = None
-    input_token_logprobs: list[Logprob] | None = None
-    output_token_logprobs: list[Logprob] | None = None
+    input_token_logprobs: list[Entry] | None = None
+    output_token_logprobs: list[Entry] | None = None
     output_token_logprobs_length: int | None = None
-    input_top_logprobs: list[list[Logprob] | None] | None = None
-    output_top_logprobs: list[list[Logprob] | None] | None = None
-    input_token_ids_logprobs: list[list[Logprob] | None] | None = None
-    output_token_ids_logprobs: list[list[Logprob] | None] | None = None
+    input_top_logprobs: list[list[Entry] | None] | None = None
+    output_top_logprobs: list[list[Entry] | None] | None = None
+    input_token_ids_logprobs: list[list[Entry] | None] | None = None
+    output_token_ids_logprobs: list[list[Entry] | None] | None = None
     spec_verify_ct: int | None = None
     spec_accept_length: float | None = None
     spec_accept_rate: float | None = None

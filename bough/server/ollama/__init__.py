@@ -36,8 +36,9 @@ def routes(context: ServerContext) -> list[Endpoint]:
     ]
 
 
-def model_entry(model: ModelInfo) -> writing.ModelEntry:
-    return writing.ModelEntry(
+async def list_models(context: ServerContext, request: Request) -> Response:
+    model = context.model
+    entry = writing.ModelEntry(
         name=model.name,
         model=model.name,
         modified_at=writing.timestamp(model.created),
@@ -45,15 +46,16 @@ def model_entry(model: ModelInfo) -> writing.ModelEntry:
         digest=hashlib.sha256(model.name.encode()).hexdigest(),
         details=model_details(model),
     )
+    return json_response(writing.ModelList([entry]))
 
 
-def describe(context: ServerContext) -> writing.ModelDescription:
+async def show_model(context: ServerContext, request: Request, body: requests.ShowRequest) -> Response:
     """Clients ask about the name that they will chat with, and every name is served by the one model."""
     model, options = context.model, context.settings.model
     details = model_details(model)
     can = {"vision": "image" in context.client.media_kinds}
     can |= {"tools": options.tool_call_parser is not None, "thinking": options.reasoning_parser is not None}
-    return writing.ModelDescription(
+    description = writing.ModelDescription(
         modelfile=f"FROM {model.name}",
         details=details,
         model_info={
@@ -65,6 +67,7 @@ def describe(context: ServerContext) -> writing.ModelDescription:
         capabilities=["completion", *(name for name, able in can.items() if able)],
         modified_at=writing.timestamp(model.created),
     )
+    return json_response(description)
 
 
 def model_details(model: ModelInfo) -> writing.ModelDetails:
@@ -73,33 +76,26 @@ def model_details(model: ModelInfo) -> writing.ModelDetails:
     return writing.ModelDetails(format=kind, family=family, families=[family])
 
 
-async def list_models(context: ServerContext, request: Request) -> Response:
-    return json_response(writing.ModelList([model_entry(context.model)]))
-
-
-async def show_model(context: ServerContext, request: Request, body: requests.ShowRequest) -> Response:
-    return json_response(describe(context))
-
-
 async def chat(context: ServerContext, request: Request, body: requests.ChatRequest) -> Response:
     sampling = _read(context, body)
     plan = plan_answers(context.settings, any_of(read_functions(body.tools)), context.tokenizer)
     if not body.messages:
         return json_response(_writer(context, body).loaded())
-    inputs, form = await _templated(context, requests.read_chat(body), body, sampling, plan)
-    return await _answer(context, request, body, inputs, form)
+    return await _converse(context, request, body, requests.read_chat(body), sampling, plan)
 
 
 async def generate(context: ServerContext, request: Request, body: requests.GenerateRequest) -> Response:
     sampling = _read(context, body)
     if not body.prompt:
         return json_response(_writer(context, body).loaded())
-    if _is_plain(context, body):
+    tokenizer = context.require_tokenizer("prompt")
+    # It is continued as it is on demand, and where a model has no template to put it in.
+    if body.raw or not (tokenizer.has_chat_template or body.system):
         media = read_media(requests.read_prompt(body), context.client.media_kinds, "images")
         inputs = await context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
         return await _answer(context, request, body, inputs, None)
-    inputs, form = await _templated(context, requests.read_prompt(body), body, sampling, plan_answers(context.settings))
-    return await _answer(context, request, body, inputs, form)
+    turns, plan = requests.read_prompt(body), plan_answers(context.settings)
+    return await _converse(context, request, body, turns, sampling, plan)
 
 
 def _read(context: ServerContext, body: requests.AnswerFields) -> dict[str, Any]:
@@ -111,22 +107,18 @@ def _read(context: ServerContext, body: requests.AnswerFields) -> dict[str, Any]
     }
 
 
-def _is_plain(context: ServerContext, body: requests.GenerateRequest) -> bool:
-    """Whether the prompt is continued as it is: on demand, and where a model has no template to put it in."""
-    tokenizer = context.require_tokenizer("prompt")
-    return bool(body.raw) or (not tokenizer.has_chat_template and not body.system)
-
-
-async def _templated(
+async def _converse(
     context: ServerContext,
-    turns: list[Message],
+    request: Request,
     body: requests.AnswerFields,
+    turns: list[Message],
     sampling: dict[str, Any],
     plan: AnswerPlan,
-) -> tuple[Inputs, AnswerFormat]:
+) -> Response:
     """An answer to a conversation that ends with the assistant's text continues it."""
     variables, given = requests.template_variables(body), {"sampling_params": sampling}
-    return await context.converse(plan, turns, given, variables=variables, continued=continues(turns))
+    inputs, form = await context.converse(plan, turns, given, variables=variables, continued=continues(turns))
+    return await _answer(context, request, body, inputs, form)
 
 
 def _writer(

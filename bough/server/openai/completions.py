@@ -81,12 +81,9 @@ class CompletionWriter(writing.AnswerWriter):
         samples = self._samples
         if samples == self._kept:
             return answers
-
-        def likelihood(answer: RequestOutput) -> float:
-            return writing.mean_logprob(answer.output_logprobs, len(answer.ids))
-
         groups = [answers[i : i + samples] for i in range(0, len(answers), samples)]
-        return [best for group in groups for best in sorted(group, key=likelihood, reverse=True)[: self._kept]]
+        ranked = [sorted(group, key=writing.likelihood, reverse=True) for group in groups]
+        return [best for group in ranked for best in group[: self._kept]]
 
     def _quick(self, piece: Piece) -> bytes:
         return self._prepared[piece.index].fill(piece.text, piece.ids)

@@ -74,14 +74,7 @@ class TokenSpeller:
 
     def spelling(self, token: int, hide_special: bool = False) -> bytes | None:
         """What the token adds to the answer's text."""
-        if self._tokenizer is None:
-            return None
-        pieces = self._tokenizer.pieces(hide_special)
-        if pieces is not None:
-            piece = pieces[token]
-        else:
-            piece = self._tokenizer.backend_decode(self._tokenizer.visible([token], hide_special))
-        return piece.encode() if isinstance(piece, str) else piece
+        return None if self._tokenizer is None else self._tokenizer.token_bytes(token, hide_special)
 
 
 class TextOffsets:
@@ -147,9 +140,9 @@ def prompt_logprobs(columns: LogprobColumns, count: int, speller: TokenSpeller) 
     return shown
 
 
-def mean_logprob(columns: LogprobColumns, count: int) -> float:
-    """How likely an answer of `count` tokens is, per token: what `best_of` chooses by."""
-    values = [_finite(logprob) for logprob, _, _ in columns.tokens[:count]]
+def likelihood(answer: RequestOutput) -> float:
+    """How likely an answer is, per token: what `best_of` chooses by."""
+    values = [_finite(logprob) for logprob, _, _ in answer.output_logprobs.tokens[: len(answer.ids)]]
     return sum(values) / len(values) if values else 0.0
 
 

@@ -400,7 +400,7 @@ class Scheduler:
         del self._requests[request.handle]
         self._timeline.ended(request.names, request.record(request.generated, self._clock(), ended=True))
         self._sessions.ended(request)
-        self._planner.learn(request)
+        self._planner.drafting.learn(request)
 
     def _pause(self, message: messages.Pause) -> Reply:
         if message.mode == "abort":
@@ -468,7 +468,7 @@ class Scheduler:
 
     def _change_settings(self, message: messages.ChangeSettings) -> Reply:
         settings = self._settings = dataclasses.replace(self._settings, **message.values)
-        self._intake.limit_queue(settings.max_queued_requests)
+        self._intake.max_queued = settings.max_queued_requests
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats.set_interval(settings.decode_log_interval)
         return Reply(message.call, True)

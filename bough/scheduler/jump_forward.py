@@ -84,19 +84,15 @@ class JumpForward:
         return request.max_new - (int(self._table.known[request.row]) - 1 - request.prompt_len)
 
     def _lay(self, request: Request, last: int, tokens: Sequence[int], *, ends: bool) -> None:
-        """Writes tokens in the place of the last one."""
+        """Writes tokens in the place of the last one. Unless they end the text, those that are new there are computed,
+        and scored where that was asked."""
         table, row = self._table, request.row
         first = int(table.known[row]) - 1
         table.lay(row, first, tokens)
         kept = first + (tokens[0] == last)
         if ends:  # what a step in flight computes for a token that was replaced must not get into the tree
             table.cut(row, length=kept)
-        else:
-            self._go_on_behind(request, kept)
-
-    def _go_on_behind(self, request: Request, kept: int) -> None:
-        """Has everything behind the row's first `kept` tokens computed, and scored where that was asked."""
-        table, row = self._table, request.row
+            return
         if request.logprobs is not None:
             kept -= 1  # the token before tells of the first forced one
             request.score_between(kept, int(table.known[row]) - 1)

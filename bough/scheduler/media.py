@@ -98,7 +98,11 @@ class Media:
             raise RequestError(f"media.positions must have three numbers for each of {len(tokens)} tokens.")
         failures = "".join(f" {self._failures[item.digest]}" for item in items if item.digest in self._failures)
         alone = failures or not self._distinct(items)
-        return _own_namespace(items, message.namespace + failures) if alone else message.namespace
+        if not alone:
+            return message.namespace
+        # They do not share all prefixes: only prompts with the same ones find what is cached there.
+        digests = b"".join(item.digest for item in items)
+        return f"media {hashlib.sha256((message.namespace + failures).encode() + digests).hexdigest()}"
 
     def _distinct(self, items: Iterable[MediaItem]) -> bool:
         """Whether no other item's place begins with the same number."""
@@ -234,11 +238,3 @@ def _positions(chunks: Sequence[Chunk]) -> IntArray | None:
             found.append(np.tile(plain, (3, 1)))
     joined: IntArray = np.concatenate(found, axis=1)
     return joined
-
-
-def _own_namespace(items: Iterable[MediaItem], given: str) -> str:
-    """For items that do not share all prefixes: only prompts with the same ones find what is cached there."""
-    digest = hashlib.sha256(given.encode())
-    for item in items:
-        digest.update(item.digest)
-    return f"media {digest.hexdigest()}"

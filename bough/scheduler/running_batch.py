@@ -149,7 +149,8 @@ class RunningBatch:
         lengths = table.length[rows] + widths
         counts = self._missing_pages(lengths, table.page_count[rows])
         missing = int(counts.sum())
-        pages, group_pages = self.cache.take(missing), self.cache.take_in_groups(missing)
+        pages = self.cache.take(missing)
+        group_pages = [NO_PAGES if group.is_state else group.take(missing) for group in self.cache.groups]
         table.grow(rows, lengths, counts, pages, group_pages)
         of_groups = tuple(counts if len(new) == missing else np.zeros_like(counts) for new in group_pages)
         return (pages, *group_pages), (counts, *of_groups)

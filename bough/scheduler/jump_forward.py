@@ -70,7 +70,9 @@ class JumpForward:
         constraint = request.constraint
         assert constraint is not None
         room = self._room(request)
-        tokens = _until_stop(self._grammars.spell(last, forced)[:room], request.stop_ids)
+        tokens = self._grammars.spell(last, forced)[:room]
+        until_stop = next((count for count, token in enumerate(tokens, 1) if token in request.stop_ids), room)
+        tokens = tokens[:until_stop]
         if len(tokens) <= WORTHWHILE:
             return
         ends = len(tokens) == room or tokens[-1] in request.stop_ids
@@ -97,10 +99,3 @@ class JumpForward:
             kept -= 1  # the token before tells of the first forced one
             request.score_between(kept, int(table.known[row]) - 1)
         self._batch.rewind(request, min(kept, int(table.length[row])))
-
-
-def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
-    for count, token in enumerate(tokens, 1):
-        if token in stop_ids:
-            return list(tokens[:count])
-    return list(tokens)

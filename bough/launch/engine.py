@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
-from bough.launch.parts import attach_media
+from bough.launch.parts import attach_media, input_reader
 from bough.messages.outputs import Reply, facts_of
 from bough.messages.requests import ChangeAdapters, FlushCache, StartProfile, StopProfile
 from bough.observability.logs import set_up_logging
@@ -285,14 +286,15 @@ class Engine:
         self._link = ties.link = Link(self._processes.addresses)
         self._link.open()
         self.tokenizer = self._processes.open_tokenizer()
-        self._reader = self._processes.input_reader(self.tokenizer)
+        self._reader = input_reader(self._processes.files, self.settings.model, self.tokenizer)
         self._processes.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
         self._client = self._link.connect(self.tokenizer, method, tokens)
         self._cleanup.callback(attach_media(self._client, self._processes.files, self.settings, self.tokenizer))
         from bough.client.vectors import Vectors
 
-        self._vectors = Vectors(self._client, self._read_vectors, self.tokenizer, self._processes.limits)
+        read = partial(asyncio.to_thread, self._reader.read)
+        self._vectors = Vectors(self._client, read, self.tokenizer, self._processes.limits)
 
     # Between the caller's thread and the client's loop ----------------------------------------------------------------
 
@@ -308,9 +310,6 @@ class Engine:
             if "unexpected keyword" not in str(error):
                 raise
             raise RequestError(f"generate(): {str(error).split('() ')[-1]}.") from None
-
-    async def _read_vectors(self, **given: Any) -> Inputs:
-        return await asyncio.to_thread(self._reader.read, **given)
 
     def _schedule(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed:

@@ -26,7 +26,6 @@ from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
-from bough.messages.outputs import Reply
 from bough.messages.requests import Garbled, JoinStep, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
@@ -48,10 +47,7 @@ COMPUTED_BY = (
 
 class ChannelOutbox:
     def __init__(self, detokenizer: Sender, clients: ClientSenders) -> None:
-        self.tokens, self._clients = detokenizer.send, clients
-
-    def reply(self, message: Reply) -> None:
-        self._clients.to(message.call).send(message)
+        self.tokens, self.reply = detokenizer.send, clients.reply
 
 
 def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | None:

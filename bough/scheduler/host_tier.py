@@ -20,9 +20,9 @@ from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.events import HOST, KVEvent
 from bough.memory.tree.node import key_of
-from bough.memory.tree.tree import Match
+from bough.memory.tree.tree import NO_PAGES, Match
 from bough.scheduler.ports import LowerTier
-from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache
+from bough.scheduler.prefix_cache import PrefixCache
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bough.core.plan import mask_words
+from bough.scheduler.constraint import Constraint
 from bough.scheduler.ports import Grammars
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
@@ -44,16 +45,15 @@ class JumpForward:
         """Appends what must follow the `last` token, which was just sampled and is not the end."""
         generated = int(self._table.known[request.row]) - request.prompt_len
         if generated < request.max_new:
-            assert request.constraint is not None
-            forced = request.constraint.forced()
-            if not self._end(request, last, forced) and forced:
-                self._jump(request, last, forced)
+            constraint = request.constraint
+            assert constraint is not None
+            forced = constraint.forced()
+            if not self._end(request, constraint, last, forced) and forced:
+                self._jump(request, constraint, last, forced)
 
-    def _end(self, request: Request, last: int, forced: bytes) -> bool:
+    def _end(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> bool:
         """Lays down the rest of a text behind which nothing else could come, and its end. That would have a logprob, so
         a request that wants some samples it."""
-        constraint = request.constraint
-        assert constraint is not None
         if request.logprobs is not None:
             return False
         if not forced:
@@ -66,9 +66,7 @@ class JumpForward:
             self._lay(request, last, [*tokens, self._eos_ids[0]], ends=True)
         return ends
 
-    def _jump(self, request: Request, last: int, forced: bytes) -> None:
-        constraint = request.constraint
-        assert constraint is not None
+    def _jump(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> None:
         room = self._room(request)
         tokens = self._grammars.spell(last, forced)[:room]
         until_stop = next((count for count, token in enumerate(tokens, 1) if token in request.stop_ids), room)

@@ -19,7 +19,6 @@ from bough.memory.tree.pool import PagePool
 from bough.memory.tree.snapshot import snapshot, tokens_of
 from bough.memory.tree.tree import Match, RadixTree
 
-NO_PAGES = np.zeros(0, dtype=np.int32)
 Copies = list[tuple[int, IntArray, IntArray]]  # group, pages that are elsewhere, pages here that get their content
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from bough.core.plan import IntArray, PageSwap, RowSetup
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.node import Node
-from bough.memory.tree.tree import Match
-from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
+from bough.memory.tree.tree import NO_PAGES, Match
+from bough.scheduler.prefix_cache import PrefixCache, pages_for
 from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowIndex, RowTable
 

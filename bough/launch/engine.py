@@ -260,10 +260,8 @@ class Engine:
 
     def shutdown(self) -> None:
         """Ends the engine's processes. Requests that still run are aborted. Harmless when called twice."""
-        if self._closed:
-            return
         self._closed = True
-        self._at_exit()
+        self._at_exit()  # which happens once
         atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Engine:

@@ -61,7 +61,7 @@ class MaskWork:
         if self._debt_s > CREDIT_S:
             raise _too_ambiguous("more time than others can spare")
         if not self.slow:
-            began = time.thread_time()  # whoever else uses the machine
+            began = time.thread_time()  # which leaves out what others use of the machine
             self._matcher.fill(words)
             cost_s = time.thread_time() - began
             self._debt_s += cost_s

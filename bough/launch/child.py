@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, BinaryIO
 
 import setproctitle
 
@@ -33,8 +33,7 @@ def main() -> None:
     gc.disable()  # imports make some hundred thousand objects that stay; collections would take a tenth of a start
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=int(sys.argv[1]), all_threads=True)
-    announcements = os.fdopen(os.dup(1), "wb")  # the pipe to the parent is for these alone
-    os.dup2(2, 1)  # ordinary prints go to standard error
+    announcements = _take_over_stdout()
     spec = ChildSpec.decode(sys.stdin.buffer.readline())
     at_parents_end: list[Callable[[str], None]] = []
 
@@ -62,6 +61,13 @@ def main() -> None:
         announce(fatal=f"{type(error).__name__}: {error}", kind="defect")
         _exit(1)
     _exit(0)
+
+
+def _take_over_stdout() -> BinaryIO:
+    """Keeps the pipe to the parent for announcements alone, and sends ordinary prints to standard error."""
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return pipe
 
 
 def _exit(code: int) -> None:

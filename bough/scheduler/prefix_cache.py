@@ -170,8 +170,9 @@ class PrefixCache:
         """The tree for people who watch it, or the tokens of one of its nodes."""
         if node is not None:
             return {"ids": tokens_of(self.tree, *node, limit)}
-        totals = {"used_tokens": self.used_tokens, "total_tokens": self.pool.total * self.page_size}
-        return totals | snapshot(self.tree, limit)
+        return {"used_tokens": self.used_tokens, "total_tokens": self.pool.total * self.page_size} | snapshot(
+            self.tree, limit
+        )
 
     def _evict(self, count: int) -> IntArray:
         return self.tree.evict(count)

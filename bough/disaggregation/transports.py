@@ -26,33 +26,11 @@ LATE = "the memory has got another use"
 STAMP = 8  # bytes
 
 
-class Transport(Protocol):
-    def lend(self, size: int) -> tuple[Buffer, bytes]:
-        """Memory, and where another engine finds it."""
-
-    def read(self, place: bytes, size: int) -> Future[Buffer]:
-        """What another engine has lent."""
-
-
-def open_transport(backend: str) -> Transport:
-    if backend not in LIBRARIES:
-        return Shared()
-    try:
-        if backend == "nixl":
-            from bough.disaggregation.nixl import Nixl
-
-            return Remote(Nixl())
-        from bough.disaggregation.mooncake import Mooncake
-
-        return Remote(Mooncake())
-    except (ImportError, OSError, RuntimeError) as error:
-        raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None
-
-
 class Shared:
     """Memory without a name in any file system, so a process that dies leaves none behind."""
 
     def lend(self, size: int) -> tuple[Buffer, bytes]:
+        """Memory, and where another engine finds it."""
         name = secrets.token_hex(8)
         fd = os.memfd_create(name)
         os.ftruncate(fd, size)
@@ -61,6 +39,7 @@ class Shared:
         return array, msgspec.msgpack.encode((os.getpid(), fd, name))
 
     def read(self, place: bytes, size: int) -> Future[Buffer]:
+        """What another engine has lent."""
         found: Future[Buffer] = Future()
         try:
             pid, fd, name = msgspec.msgpack.decode(place, type=tuple[int, int, str])
@@ -131,3 +110,21 @@ class Remote:
     def _give_back(self, memory: Buffer, size: int) -> None:
         memory[size : size + STAMP] = 0
         self._free[memory.size].append(memory)
+
+
+Transport = Shared | Remote
+
+
+def open_transport(backend: str) -> Transport:
+    if backend not in LIBRARIES:
+        return Shared()
+    try:
+        if backend == "nixl":
+            from bough.disaggregation.nixl import Nixl
+
+            return Remote(Nixl())
+        from bough.disaggregation.mooncake import Mooncake
+
+        return Remote(Mooncake())
+    except (ImportError, OSError, RuntimeError) as error:
+        raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None

@@ -71,7 +71,7 @@ class LoadedDraft:
         scratch = -(-self.scratch_tokens(limits.rows, limits.draft_levels or limits.drafts) // limits.page_size)
         pages = (limits.pages[0] + scratch,)
         pool = KVPool(own.config, pages, limits.page_size, own.cache_dtype, device, own.topology)
-        beside.join(pool)
+        beside.groups[0].join(pool.groups[0])
         parts = (self.model, pool, attention, limits, own.group.from_first)
         return Drafter(*parts, target=beside, topk=self.topk, dtype=dtype, device=device, to_device=to_device)
 

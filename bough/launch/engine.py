@@ -24,7 +24,7 @@ from bough.core.errors import EngineDeadError, RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
-from bough.launch.parts import attach_media
+from bough.launch.parts import attach_media, input_reader
 from bough.messages.outputs import Reply, facts_of
 from bough.messages.requests import ChangeAdapters, FlushCache, StartProfile, StopProfile
 from bough.observability.logs import set_up_logging
@@ -260,10 +260,8 @@ class Engine:
 
     def shutdown(self) -> None:
         """Ends the engine's processes. Requests that still run are aborted. Harmless when called twice."""
-        if self._closed:
-            return
         self._closed = True
-        self._at_exit()
+        self._at_exit()  # which happens once
         atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Engine:
@@ -286,7 +284,7 @@ class Engine:
         self._link = ties.link = Link(self._processes.addresses)
         self._link.open()
         self.tokenizer = self._processes.open_tokenizer()
-        self._reader = self._processes.input_reader(self.tokenizer)
+        self._reader = input_reader(self._processes.files, self.settings.model, self.tokenizer)
         self._processes.wait_until_ready()
         method, tokens = self.settings.parallel.load_balance_method, self._processes.limits["max_total_num_tokens"]
         self._client = self._link.connect(self.tokenizer, method, tokens)

@@ -26,7 +26,7 @@ from bough.core.settings import Settings
 from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
-from bough.launch.parts import check_adapters, check_media, check_model, check_ranks, input_reader, open_tokenizer
+from bough.launch.parts import check_adapters, check_media, check_model, check_ranks, open_tokenizer
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
@@ -35,7 +35,6 @@ from bough.server.model_info import ModelInfo
 from bough.tokenizer.chat_template import given_template, template_defaults
 
 if TYPE_CHECKING:
-    from bough.client.inputs import InputReader
     from bough.tokenizer.tokenizer import Tokenizer
 
 FOLDER_PREFIX = "bough-"
@@ -126,9 +125,6 @@ class EngineProcesses:
             return open_tokenizer(self.files, self.settings.model)
         except BoughError as error:
             raise self.supervisor.error or error from None
-
-    def input_reader(self, tokenizer: Tokenizer | None) -> InputReader:
-        return input_reader(self.files, self.settings.model, tokenizer)
 
     def wait_until_ready(self) -> None:
         ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)

@@ -21,12 +21,11 @@ from bough.launch.disaggregation import open_handover
 from bough.launch.grammars import GrammarDesk
 from bough.launch.kv_events import KVEventPublisher
 from bough.launch.parts import adapter_paths, end_ids, has_text, open_tokenizer
-from bough.launch.spec import ChildSpec, in_gib
+from bough.launch.spec import ChildSpec
 from bough.loader.catalogue import home
 from bough.loader.locate import fingerprint
 from bough.memory.tree.events import parse_config
 from bough.messages.channels import ClientSenders, Receiver, Sender
-from bough.messages.outputs import Reply
 from bough.messages.requests import Garbled, JoinStep, ToScheduler
 from bough.observability.logs import set_up_logging
 from bough.observability.step_trace import StepTrace, default_trace_path
@@ -48,10 +47,7 @@ COMPUTED_BY = (
 
 class ChannelOutbox:
     def __init__(self, detokenizer: Sender, clients: ClientSenders) -> None:
-        self.tokens, self._clients = detokenizer.send, clients
-
-    def reply(self, message: Reply) -> None:
-        self._clients.to(message.call).send(message)
+        self.tokens, self.reply = detokenizer.send, clients.reply
 
 
 def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | None:
@@ -68,11 +64,12 @@ def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | No
 def memory_usage(limits: Limits, weight_bytes: int, ranks: Sequence[int]) -> dict[str, Any]:
     """What the engine's memory is used for, in GiB, and how many tokens the cache holds; SGLang's names."""
     cache_bytes = sum(pages * size for pages, size in zip(limits.pages, limits.page_bytes, strict=False))
+    weight, kvcache, *of_ranks = (round(nbytes / 2**30, 3) for nbytes in (weight_bytes, cache_bytes, *ranks))
     windows = [pages for pages, group in zip(limits.pages, limits.groups, strict=False) if group.kind == "window"]
     return {
-        "weight": in_gib(weight_bytes),
-        **({"weight_of_ranks": list(map(in_gib, ranks))} if len(ranks) > 1 else {}),
-        "kvcache": in_gib(cache_bytes),
+        "weight": weight,
+        **({"weight_of_ranks": of_ranks} if len(ranks) > 1 else {}),
+        "kvcache": kvcache,
         "token_capacity": limits.pages[0] * limits.page_size,
         "token_capacity_swa": windows[0] * limits.page_size if windows else None,
     }

@@ -19,11 +19,6 @@ Role = Literal["scheduler", "detokenizer", "server", "executor"]
 MODEL_EXECUTOR = "bough.executor.build:build_executor"  # what runs plans, as module:function; benchmarks have another
 
 
-def in_gib(count: int) -> float:
-    """Bytes, as children tell how many they use."""
-    return round(count / 2**30, 3)
-
-
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     number: int  # of its client

@@ -20,6 +20,7 @@ import zmq
 from zmq.utils import z85
 
 from bough.core.errors import SettingsError
+from bough.messages.outputs import Reply
 
 M = TypeVar("M")
 TCP = "tcp://"
@@ -131,8 +132,8 @@ class ClientSenders(list[Sender]):
     def __init__(self, context: zmq.Context[Any], addresses: Addresses) -> None:
         super().__init__(Sender(context, address) for address in addresses.clients)
 
-    def to(self, handle: int) -> Sender:
-        return self[client_of(handle)]
+    def reply(self, message: Reply) -> None:
+        self[client_of(message.call)].send(message)
 
 
 def first_handle(client: int) -> int:

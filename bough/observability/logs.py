@@ -4,8 +4,6 @@ import logging
 import sys
 from contextvars import ContextVar
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 request_began: ContextVar[float] = ContextVar("request_began", default=0.0)  # when HTTP brought it
 
@@ -16,7 +14,7 @@ def set_up_logging(role: str, level: str) -> None:
     handler.addFilter(_add_request)
     root = logging.getLogger("bough")
     root.handlers[:] = [handler]
-    root.setLevel(LEVELS[level])
+    root.setLevel(level.upper())
     root.propagate = False
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -13,11 +13,6 @@ from bough.observability.metrics import BY_NAME, Metric, State, names_of, start_
 from bough.observability.request_meter import slices
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-TOLD_BY_LABEL = {
-    "realtime_tokens_total": "realtime_tokens",
-    "forward_execution_seconds_total": "forward_seconds",
-    "startup_time_seconds": "startup_time",
-}
 RANK_LABELS = {"tp_rank": "0", "pp_rank": "0"}  # the scheduler's figures are those of the first rank
 
 
@@ -38,9 +33,9 @@ def metrics_page(
     families += _families(BY_NAME["process_cpu_seconds_total"], cpu_seconds or {}, labels, style)
     labels |= RANK_LABELS
     for state in states:
-        families += _replica_families(state, state_figures(state), labels | _dp_label(state), style)
+        families += _replica_families(state, state_figures(state), labels, style)
     for announced in limits:
-        families += _replica_families(announced, start_figures(announced), labels | _dp_label(announced), style)
+        families += _replica_families(announced, start_figures(announced), labels, style)
     merged: dict[str, Family] = {}
     for family in families:
         if family is not merged.setdefault(family.name, family):
@@ -48,24 +43,20 @@ def metrics_page(
     return families_page(merged.values())
 
 
-def _dp_label(figures: State) -> dict[str, str]:
-    return {"dp_rank": str(figures["dp_rank"])} if "dp_rank" in figures else {}
-
-
 def _replica_families(
-    told: State, figures: Mapping[str, float], labels: Mapping[str, str], style: str
+    told: State, figures: Mapping[str, float], labels: dict[str, str], style: str
 ) -> Iterator[Family]:
+    if "dp_rank" in told:
+        labels = labels | {"dp_rank": str(told["dp_rank"])}
     for metric in (*metrics.STATE_METRICS, *metrics.START_METRICS):
         if metric.name in figures:
             yield from _families(metric, [figures[metric.name]], labels, style)
-    for metric_name, name in TOLD_BY_LABEL.items():
-        yield from _families(BY_NAME[metric_name], told.get(name, {}), labels, style)
+    for metric in metrics.LABELLED_METRICS:
+        yield from _families(metric, told.get(metric.key, {}), labels, style)
 
 
 def families_page(families: Iterable[Family]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families))
-    return generate_latest(registry)
+    return generate_latest(_Families(families))
 
 
 class _Families(Collector):

@@ -60,20 +60,14 @@ def adjust_on_device(
     None: no row needs one."""
     if masks is None and not state.flags.adjusted(rows).any():
         return None
-    chosen = _need_lines(state, rows, masks)
+    forbidding = state.flags.guarded[rows] if masks is None else state.flags.guarded[rows] | masks.masked
+    # Rows with numbers of their own; and of those that merely forbid tokens, the ones that want logprobs.
+    chosen = state.flags.exact(rows) | (forbidding & state.flags.logprobs[rows])
     adjusted = _make_lines(state, logits, rows, chosen, masks) if chosen.any() else None
     stay = ~chosen
     guarded, theirs = state.flags.guarded[rows] & stay, None if masks is None else masks.among(stay, renumber=False)
     _forbid(state, logits, rows, guarded, theirs)
     return adjusted
-
-
-def _need_lines(state: SamplingState, rows: IntArray, masks: BatchMasks | None) -> BoolArray:
-    """Rows with numbers of their own; and of those that merely forbid tokens, the ones that want logprobs."""
-    forbidding = state.flags.guarded[rows]
-    if masks is not None:
-        forbidding = forbidding | masks.masked
-    return state.flags.exact(rows) | (forbidding & state.flags.logprobs[rows])
 
 
 def _make_lines(

@@ -118,7 +118,9 @@ class SamplingState:
         self.release(rows)
         self._set_flags(rows, setups)
         self._set_columns(rows, setups)
-        self._set_bars([s for s in setups if self.flags.guarded[s.row]])
+        barred = [s for s in setups if self.flags.guarded[s.row]]
+        lacking = [s.sampling.min_new_tokens - s.generated for s in barred]
+        self.bars.put_up([s.row for s in barred], [self._stops(s) for s in barred], lacking)
         self._set_histories([s for s in setups if s.sampling.penalised])
         self._set_bias([s for s in setups if self.flags.biased[s.row]])
 
@@ -215,10 +217,6 @@ class SamplingState:
 
     def _stops(self, setup: RowSetup) -> list[int]:
         return [token for token in setup.stop_ids if 0 <= token < self.vocab_size]
-
-    def _set_bars(self, setups: Sequence[RowSetup]) -> None:
-        lacking = [s.sampling.min_new_tokens - s.generated for s in setups]
-        self.bars.put_up([s.row for s in setups], [self._stops(s) for s in setups], lacking)
 
     def _set_histories(self, setups: Sequence[RowSetup]) -> None:
         """Counts the tokens so far, which may have come from a cached prefix."""

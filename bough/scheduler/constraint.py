@@ -182,7 +182,7 @@ class Constraint:
         answers = self._answers and (self._matcher is None or self._matcher.accept(token))
         if not opens:
             if answers:
-                track.decline()
+                track.over = True  # what was said is the answer: there is no thinking
                 self._stepped = self._matcher is not None
             return answers
         self._tried += answers

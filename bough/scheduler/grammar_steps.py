@@ -16,7 +16,6 @@ from bough.observability.timeline import Timeline
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.jump_forward import JumpForward
 from bough.scheduler.mask_work import PATIENCE_S
-from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex
 from bough.scheduler.running_batch import RunningBatch
 
@@ -98,16 +97,11 @@ class GrammarSteps:
             taken = 0
             while not constraint.late and taken < len(sampled) and constraint.accept(sampled[taken]):
                 taken += 1
-            if constraint.late or taken < len(sampled):
-                self._take_back(request, first + taken, held=constraint.late)
+            if constraint.late or taken < len(sampled):  # the last token that it has is computed again, to sample anew
+                known = first + taken
+                table.hold(row, constraint.late)
+                table.cut(row, known=known)
+                self._batch.rewind(request, min(known - 1, int(table.length[row])))
             elif sampled and self._jump_forward is not None and sampled[-1] not in request.stop_ids:
                 self._jump_forward.after(request, sampled[-1])
         return failed
-
-    def _take_back(self, request: Request, known: int, *, held: bool) -> None:
-        """The row has not got the tokens behind its first `known` ones; the last of those is computed again, to sample
-        anew."""
-        table, row = self._table, request.row
-        table.hold(row, held)
-        table.cut(row, known=known)
-        self._batch.rewind(request, min(known - 1, int(table.length[row])))

@@ -19,10 +19,10 @@ from bough.core.plan import Executor, HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.events import HOST, KVEvent
-from bough.memory.tree.node import Node, key_of
-from bough.memory.tree.tree import Match
+from bough.memory.tree.node import key_of
+from bough.memory.tree.tree import NO_PAGES, Match
 from bough.scheduler.ports import LowerTier
-from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache
+from bough.scheduler.prefix_cache import PrefixCache
 
 log = logging.getLogger(__name__)
 
@@ -186,14 +186,12 @@ class TieredCache(PrefixCache):
             self._start(command, pages if apart else NO_PAGES, None if left else (tokens, namespace))
 
     def _evict(self, count: int) -> IntArray:
-        pages = self.tree.evict(count, self._write_back if self._policy == "write_back" else None)
+        writes_back = self._policy == "write_back"
+        pages = self.tree.evict(count, (lambda leaf: self._write(*key_of(leaf), beside=False)) if writes_back else None)
         touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
         for _ in range(touched[-1] + 1 if touched else 0):
             self._finish(self.under_way.popleft())
         return pages
-
-    def _write_back(self, leaf: Node) -> None:
-        self._write(*key_of(leaf), beside=False)
 
     # Copies in --------------------------------------------------------------------------------------------------------
 

@@ -42,20 +42,16 @@ class Intake:
         self._adapters, self._media = adapters or Adapters(), media or Media(limits, 0)
         self._pool_tokens = limits.pages[0] * limits.page_size
         self._truncate = settings.allow_auto_truncate
-        self._max_queued = settings.max_queued_requests
+        self.max_queued = settings.max_queued_requests  # how many may wait; None: any number
         self._gives = {each for each, name in OF_TOKENS.items() if getattr(settings, f"enable_{name}")}
         self._eos_ids = frozenset(eos_ids)
         self._arrivals = itertools.count()
 
-    def limit_queue(self, most: int | None) -> None:
-        """How many requests may wait from now on; None: any number."""
-        self._max_queued = most
-
     def request(self, message: Generate, queued: int, now: float) -> Request:
         """The request, ready to wait; or a `RequestError` that says why not."""
-        if self._max_queued is not None and queued >= self._max_queued:
+        if self.max_queued is not None and queued >= self.max_queued:
             raise RequestError(
-                f"The request queue is full ({queued} waiting, --max-queued-requests {self._max_queued}); "
+                f"The request queue is full ({queued} waiting, --max-queued-requests {self.max_queued}); "
                 "try again later.",
                 status_code=429,
                 err_type="QueueFullError",

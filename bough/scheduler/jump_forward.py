@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bough.core.plan import mask_words
+from bough.scheduler.constraint import Constraint
 from bough.scheduler.ports import Grammars
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
@@ -44,16 +45,15 @@ class JumpForward:
         """Appends what must follow the `last` token, which was just sampled and is not the end."""
         generated = int(self._table.known[request.row]) - request.prompt_len
         if generated < request.max_new:
-            assert request.constraint is not None
-            forced = request.constraint.forced()
-            if not self._end(request, last, forced) and forced:
-                self._jump(request, last, forced)
+            constraint = request.constraint
+            assert constraint is not None
+            forced = constraint.forced()
+            if not self._end(request, constraint, last, forced) and forced:
+                self._jump(request, constraint, last, forced)
 
-    def _end(self, request: Request, last: int, forced: bytes) -> bool:
+    def _end(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> bool:
         """Lays down the rest of a text behind which nothing else could come, and its end. That would have a logprob, so
         a request that wants some samples it."""
-        constraint = request.constraint
-        assert constraint is not None
         if request.logprobs is not None:
             return False
         if not forced:
@@ -66,11 +66,11 @@ class JumpForward:
             self._lay(request, last, [*tokens, self._eos_ids[0]], ends=True)
         return ends
 
-    def _jump(self, request: Request, last: int, forced: bytes) -> None:
-        constraint = request.constraint
-        assert constraint is not None
+    def _jump(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> None:
         room = self._room(request)
-        tokens = _until_stop(self._grammars.spell(last, forced)[:room], request.stop_ids)
+        tokens = self._grammars.spell(last, forced)[:room]
+        until_stop = next((count for count, token in enumerate(tokens, 1) if token in request.stop_ids), room)
+        tokens = tokens[:until_stop]
         if len(tokens) <= WORTHWHILE:
             return
         ends = len(tokens) == room or tokens[-1] in request.stop_ids
@@ -84,27 +84,16 @@ class JumpForward:
         return request.max_new - (int(self._table.known[request.row]) - 1 - request.prompt_len)
 
     def _lay(self, request: Request, last: int, tokens: Sequence[int], *, ends: bool) -> None:
-        """Writes tokens in the place of the last one."""
+        """Writes tokens in the place of the last one. Unless they end the text, those that are new there are computed,
+        and scored where that was asked."""
         table, row = self._table, request.row
         first = int(table.known[row]) - 1
         table.lay(row, first, tokens)
         kept = first + (tokens[0] == last)
         if ends:  # what a step in flight computes for a token that was replaced must not get into the tree
             table.cut(row, length=kept)
-        else:
-            self._go_on_behind(request, kept)
-
-    def _go_on_behind(self, request: Request, kept: int) -> None:
-        """Has everything behind the row's first `kept` tokens computed, and scored where that was asked."""
-        table, row = self._table, request.row
+            return
         if request.logprobs is not None:
             kept -= 1  # the token before tells of the first forced one
             request.score_between(kept, int(table.known[row]) - 1)
         self._batch.rewind(request, min(kept, int(table.length[row])))
-
-
-def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
-    for count, token in enumerate(tokens, 1):
-        if token in stop_ids:
-            return list(tokens[:count])
-    return list(tokens)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, assert_never
+from typing import assert_never
 
 from bough.constrained.interface import Ticket
 from bough.core.control import SwapWeights
@@ -196,7 +196,12 @@ class Scheduler:
             elif held:
                 time.sleep(POLL_S)
             elif len(self._requests) > self._held:
-                self._stuck()
+                # Nothing would ever change: a defect. Better a process that ends and says so than one that spins.
+                raise RuntimeError(
+                    f"The scheduler has {len(self._requests)} requests ({len(self._queue)} of them waiting) and cannot "
+                    f"go on with any of them; {self._cache.available} of {self._cache.pool.total} pages are available. "
+                    "This is a defect in Bough, please report it."
+                )
             return
         with self._timeline.phase("launch", planned.plan.step):
             self._in_flight.append((planned, self._executor.launch(planned.plan)))
@@ -225,15 +230,6 @@ class Scheduler:
     def _commit_all(self) -> None:
         while self._in_flight:
             self._commit_oldest()
-
-    def _stuck(self) -> NoReturn:
-        """Nothing is in flight and nothing can be launched, so nothing would ever change: a defect. Better a process
-        that ends and says so than one that spins for ever."""
-        raise RuntimeError(
-            f"The scheduler has {len(self._requests)} requests ({len(self._queue)} of them waiting) and cannot go on "
-            f"with any of them; {self._cache.available} of {self._cache.pool.total} pages are available. This is a "
-            "defect in Bough, please report it."
-        )
 
     def _audit(self) -> None:
         """Checks the books of all pages; takes a tenth of a second when they are many."""
@@ -402,7 +398,7 @@ class Scheduler:
         del self._requests[request.handle]
         self._timeline.ended(request.names, request.record(request.generated, self._clock(), ended=True))
         self._sessions.ended(request)
-        self._planner.learn(request)
+        self._planner.drafting.learn(request)
 
     def _pause(self, message: messages.Pause) -> Reply:
         if message.mode == "abort":
@@ -470,7 +466,7 @@ class Scheduler:
 
     def _change_settings(self, message: messages.ChangeSettings) -> Reply:
         settings = self._settings = dataclasses.replace(self._settings, **message.values)
-        self._intake.limit_queue(settings.max_queued_requests)
+        self._intake.max_queued = settings.max_queued_requests
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats.set_interval(settings.decode_log_interval)
         return Reply(message.call, True)

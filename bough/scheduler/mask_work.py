@@ -61,7 +61,9 @@ class MaskWork:
         if self._debt_s > CREDIT_S:
             raise _too_ambiguous("more time than others can spare")
         if not self.slow:
-            cost_s = _timed_fill(self._matcher, words)
+            began = time.thread_time()  # which leaves out what others use of the machine
+            self._matcher.fill(words)
+            cost_s = time.thread_time() - began
             self._debt_s += cost_s
             self._note(cost_s)
             return True
@@ -88,13 +90,6 @@ def _too_ambiguous(how_long: str) -> RequestError:
         f"The grammar is too ambiguous: what may come next takes {how_long} to work out; write it so that one "
         "character decides how a text is read."
     )
-
-
-def _timed_fill(matcher: Matcher, words: IntArray) -> float:
-    """Fills a mask; the seconds of computing that it took, whoever else uses the machine."""
-    began = time.thread_time()
-    matcher.fill(words)
-    return time.thread_time() - began
 
 
 class _Task:

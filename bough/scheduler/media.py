@@ -98,7 +98,11 @@ class Media:
             raise RequestError(f"media.positions must have three numbers for each of {len(tokens)} tokens.")
         failures = "".join(f" {self._failures[item.digest]}" for item in items if item.digest in self._failures)
         alone = failures or not self._distinct(items)
-        return _own_namespace(items, message.namespace + failures) if alone else message.namespace
+        if not alone:
+            return message.namespace
+        # They do not share all prefixes: only prompts with the same ones find what is cached there.
+        digests = b"".join(item.digest for item in items)
+        return f"media {hashlib.sha256((message.namespace + failures).encode() + digests).hexdigest()}"
 
     def _distinct(self, items: Iterable[MediaItem]) -> bool:
         """Whether no other item's place begins with the same number."""
@@ -167,6 +171,7 @@ class Media:
         if media is None or not (self._kept or self._lost or any(chunk.request.media for chunk in chunks)):
             return plan
         encodes, self._encodes = tuple(self._encodes), []
+        hidden, tokens, following = np.int32(media.placeholder), plan.tokens, plan.next_tokens
         runs, place = list[tuple[int, int, int, int]](), 0
         for chunk in chunks:
             for item in _between(chunk.request, chunk.first, chunk.count):
@@ -176,8 +181,8 @@ class Media:
         used |= {item.digest for r, done in begun for item in _between(r, done, r.prompt_len)}
         return replace(
             plan,
-            tokens=self._hidden(plan.tokens),
-            next_tokens=None if plan.next_tokens is None else self._hidden(plan.next_tokens),
+            tokens=np.where(tokens < MEDIA_ID, tokens, hidden),
+            next_tokens=None if following is None else np.where(following < MEDIA_ID, following, hidden),
             input_logprobs=tuple(
                 want if want.next_token < MEDIA_ID else replace(want, next_token=media.placeholder)
                 for want in plan.input_logprobs
@@ -187,10 +192,6 @@ class Media:
             media=np.array(runs, dtype=np.int32) if runs else None,
             positions=_positions(chunks),
         )
-
-    def _hidden(self, tokens: IntArray) -> IntArray:
-        assert self._limits.media is not None
-        return np.where(tokens < MEDIA_ID, tokens, np.int32(self._limits.media.placeholder))
 
     def _evict(self, used: set[bytes]) -> tuple[int, ...]:
         dropped, self._lost = self._lost, []
@@ -234,11 +235,3 @@ def _positions(chunks: Sequence[Chunk]) -> IntArray | None:
             found.append(np.tile(plain, (3, 1)))
     joined: IntArray = np.concatenate(found, axis=1)
     return joined
-
-
-def _own_namespace(items: Iterable[MediaItem], given: str) -> str:
-    """For items that do not share all prefixes: only prompts with the same ones find what is cached there."""
-    digest = hashlib.sha256(given.encode())
-    for item in items:
-        digest.update(item.digest)
-    return f"media {digest.hexdigest()}"

@@ -146,13 +146,9 @@ class Planner:
             "spec_verify_ct": self.drafting.verified,
             "spec_num_proposed_drafts": self.drafting.proposed,
             "spec_num_correct_drafts": self.drafting.held,
-            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "prefill_tokens_per_s": self._prefill_budget.tokens_per_s,
             **self.media.figures,
         }
-
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        return self._prefill_budget.tokens_per_s
 
     def after_step(self, step: PlannedStep, result: StepResult) -> None:
         """Called before the step is committed."""
@@ -162,10 +158,6 @@ class Planner:
         self.drafting.after_step(plan.rows[:n].astype(np.intp), step.serials[:n], plan.query_lens[:n], result)
         if not step.chunks:
             self.drafting.ran(int(plan.query_lens.sum()), result.device_span)
-
-    def learn(self, request: Request) -> None:
-        """The request has ended."""
-        self.drafting.learn(request)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -199,7 +191,7 @@ class Planner:
                 chunks.append(self._extend(request, count))
                 budget -= count + self.media.take(request, chunks[-1].first, count)
         overdue = False
-        for request in self._candidates(budget):
+        for request in self._ranking.ordered(self._queue) if budget > 0 and self._table.free_rows else ():
             if budget <= 0 or not self._table.free_rows:
                 break
             if request.adapter and (overdue or not self._adapters.place(request, self._table.running_requests())):
@@ -211,7 +203,7 @@ class Planner:
             chunks.append(chunk)
             budget -= self.media.take(request, chunk.first, chunk.count)
             self._loads = self._loads or self._cache.load_s > 0.0
-            budget -= chunk.count + int(self._cache.load_s * (self.prefill_tokens_per_s or 0.0))
+            budget -= chunk.count + int(self._cache.load_s * (self._prefill_budget.tokens_per_s or 0.0))
         self._adapters.place_ahead(self._queue, self._table.running_requests())
         return chunks
 
@@ -222,11 +214,6 @@ class Planner:
             crowded=oldest is not None and now - oldest.since > CROWDED_S,
             decodes=len(decoding),
         )
-
-    def _candidates(self, budget: int) -> list[Request]:
-        if budget <= 0 or not self._table.free_rows or not len(self._queue):
-            return []
-        return self._ranking.ordered(self._queue)
 
     def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
         """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
@@ -246,7 +233,7 @@ class Planner:
             self._cache.unlock(match)
             return None
         found = match.length
-        match = self._cache.fetch(match, known, request.namespace, self.prefill_tokens_per_s)
+        match = self._cache.fetch(match, known, request.namespace, self._prefill_budget.tokens_per_s)
         request.branch_off(self._batch.branch(match))
         count = self._chunk_size(request, match.length, len(request.tokens), budget)
         if count <= 0:

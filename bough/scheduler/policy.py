@@ -44,14 +44,11 @@ def order(policy: str, waiting: Sequence[Waiting], rng: random.Random) -> list[i
         return indices
     if policy == "dfs-weight":
         weight = Counter(node for w in waiting for node in w.path)
-        return sorted(indices, key=lambda i: (_branch_key(waiting[i].path, weight), waiting[i].arrival))
+        # A depth-first walk: at each level the heavier branch first, equal ones kept apart.
+        walk = [tuple((-weight[node], node) for node in w.path) for w in waiting]
+        return sorted(indices, key=lambda i: (walk[i], waiting[i].arrival))
     field = LARGEST_FIRST.get(policy)
     return sorted(indices, key=lambda i: (0 if field is None else -getattr(waiting[i], field), waiting[i].arrival))
-
-
-def _branch_key(path: tuple[int, ...], weight: Counter[int]) -> tuple[tuple[int, int], ...]:
-    """Sorting by this tuple is a depth-first walk: at each level the heavier branch first, equal ones kept apart."""
-    return tuple((-weight[node], node) for node in path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +77,10 @@ class Ranking:
 
     def __init__(self, settings: SchedulerSettings, tree: RadixTree, seed: int) -> None:
         self._policy = "priority" if settings.enable_priority_scheduling else settings.schedule_policy
+        self.by_priority = self._policy == "priority"
         self._sign = -1 if settings.schedule_low_priority_values_first else 1
         self._tree = tree
         self._rng = random.Random(seed)
-
-    @property
-    def by_priority(self) -> bool:
-        return self._policy == "priority"
 
     def urgency(self, request: Request) -> int:
         return self._sign * request.priority if self.by_priority else 0

@@ -14,12 +14,11 @@ from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit, audit_pages
 from bough.memory.tree.events import DEVICE, KVEvent
 from bough.memory.tree.groups import GroupPages
-from bough.memory.tree.node import Node
+from bough.memory.tree.node import Node, path_to
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.snapshot import snapshot, tokens_of
 from bough.memory.tree.tree import Match, RadixTree
 
-NO_PAGES = np.zeros(0, dtype=np.int32)
 Copies = list[tuple[int, IntArray, IntArray]]  # group, pages that are elsewhere, pages here that get their content
 
 
@@ -69,10 +68,6 @@ class PrefixCache:
             self.pool.give(evicted)
         return self.pool.take(count)
 
-    def take_in_groups(self, count: int) -> tuple[IntArray, ...]:
-        """`count` pages of each window group; the caller has checked `growth`. None of state groups."""
-        return tuple(group.take(count) if not group.is_state else NO_PAGES for group in self.groups)
-
     def match_and_lock(self, tokens: IntArray, namespace: str, *, touch: bool = True) -> Match:
         """The longest cached prefix, protected from eviction: until `unlock`, or until the row that begins with it is
         released. With `touch` it counts as used."""
@@ -102,11 +97,7 @@ class PrefixCache:
             self.unpin(next(iter(self._pins)))
 
     def pinned_pages(self) -> int:
-        nodes: set[Node] = set()
-        for node in self._pins.values():
-            while node.parent is not None and node not in nodes:
-                nodes.add(node)
-                node = node.parent
+        nodes = {node for pin in self._pins.values() for node in path_to(pin)}
         return sum(len(node.pages) for node in nodes)
 
     # What was computed elsewhere: pages of another tier, or of another engine.

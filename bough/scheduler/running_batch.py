@@ -13,8 +13,8 @@ import numpy as np
 from bough.core.plan import IntArray, PageSwap, RowSetup
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.node import Node
-from bough.memory.tree.tree import Match
-from bough.scheduler.prefix_cache import NO_PAGES, PrefixCache, pages_for
+from bough.memory.tree.tree import NO_PAGES, Match
+from bough.scheduler.prefix_cache import PrefixCache, pages_for
 from bough.scheduler.request import Request
 from bough.scheduler.rows import Phase, RowIndex, RowTable
 
@@ -149,7 +149,8 @@ class RunningBatch:
         lengths = table.length[rows] + widths
         counts = self._missing_pages(lengths, table.page_count[rows])
         missing = int(counts.sum())
-        pages, group_pages = self.cache.take(missing), self.cache.take_in_groups(missing)
+        pages = self.cache.take(missing)
+        group_pages = [NO_PAGES if group.is_state else group.take(missing) for group in self.cache.groups]
         table.grow(rows, lengths, counts, pages, group_pages)
         of_groups = tuple(counts if len(new) == missing else np.zeros_like(counts) for new in group_pages)
         return (pages, *group_pages), (counts, *of_groups)
@@ -232,26 +233,18 @@ class RunningBatch:
         self._edits = [*edits, *self._edits]
         self._renewed = {setup.row: setup for setup in renewed}
 
-    def held(self) -> dict[str, IntArray]:
-        """Pages that belong to rows and not to the tree, for the audit."""
-        table = self.table
-        held = {
-            f"request {r.handle}": table.pages[r.row, table.tree_pages[r.row] : table.page_count[r.row]]
-            for r in table.running_requests()  # by handle: users may give two requests the same rid
-        }
-        held["swapped out"] = np.concatenate([NO_PAGES, *self._swapped_out])
-        return held
-
     def audit(self) -> Audit:
-        group_held = []
+        """Of the pages that belong to rows and not to the tree."""
+        table, group_held = self.table, []
+        rows = {f"request {r.handle}": r.row for r in table.running_requests()}  # users may give two the same rid
+        held = {name: table.pages[row, table.tree_pages[row] : table.page_count[row]] for name, row in rows.items()}
+        held["swapped out"] = np.concatenate([NO_PAGES, *self._swapped_out])
         for index in range(len(self.cache.groups)):
-            of_group = {
-                f"request {r.handle}": self.table.held_pages(index, r.row) for r in self.table.running_requests()
-            }
+            of_group = {name: table.held_pages(index, row) for name, row in rows.items()}
             taken = [snapshot.page for snapshot in self._taken if snapshot.group == index]
             of_group["snapshots"] = np.concatenate([NO_PAGES, *taken])
             group_held.append(of_group)
-        return self.cache.audit(self.held(), group_held)
+        return self.cache.audit(held, group_held)
 
     def repair(self) -> None:
         """Checks the books of all pages while nothing runs, and gives back what nobody owns."""

@@ -43,10 +43,6 @@ class ThinkingTrack:
         self.inside = self._opening == self._marks.start
         self.over = self._opening == self._marks.end
 
-    def decline(self) -> None:
-        """What was said is the answer: there is no thinking."""
-        self.over = True
-
     def think(self, token: int) -> None:
         self._cut += self.forced is not None
         self._spent += 1

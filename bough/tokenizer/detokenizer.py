@@ -54,7 +54,7 @@ class ChannelOutlet:
             self._clients[client].send(share)
 
     def reply(self, message: Reply) -> None:
-        self._clients.to(message.call).send(message)
+        self._clients.reply(message)
 
     def tell_clients(self, message: ProcessCommand) -> None:
         for client in self._clients:

@@ -119,10 +119,6 @@ class KVPool:
         values = read_slots(self.values[layer], slots, self.value_scales[layer], dtype)
         return read_slots(self.keys[layer], slots, self.key_scales[layer], dtype), values
 
-    def join(self, draft: KVPool) -> None:
-        """Lets pages of the first group move together with those of a draft model, of the same numbers."""
-        self.groups[0].join(draft.groups[0])
-
     def release(self) -> None:
         """Gives the memory of all groups back."""
         for group in self.groups:

@@ -35,7 +35,12 @@ def audit_pages(pool: PagePool, tree: RadixTree, held: Mapping[str, IntArray]) -
     leaked = np.flatnonzero(owners[1:] == 0).astype(np.int32) + 1
     contested = np.flatnonzero(owners > 1)
     if len(leaked) or len(contested):
-        problems.append(_balance(pool, tree, held))
+        in_requests = sum(len(pages) for pages in held.values())
+        total = pool.free + tree.total_pages + in_requests
+        problems.append(
+            f"{pool.free} free + {tree.evictable_pages} evictable + {tree.protected_pages} protected"
+            f" + {in_requests} held = {total}, and there are {pool.total} pages"
+        )
     if len(leaked):
         shown = " ".join(map(str, leaked[:MAX_LINES].tolist()))
         problems.append(f"{len(leaked)} pages belong to nobody: {shown}{' ...' if len(leaked) > MAX_LINES else ''}")
@@ -45,12 +50,3 @@ def audit_pages(pool: PagePool, tree: RadixTree, held: Mapping[str, IntArray]) -
     if len(contested) > MAX_LINES:
         problems.append(f"... and {len(contested) - MAX_LINES} more pages with several owners")
     return Audit(problems, leaked)
-
-
-def _balance(pool: PagePool, tree: RadixTree, held: Mapping[str, IntArray]) -> str:
-    in_requests = sum(len(pages) for pages in held.values())
-    total = pool.free + tree.total_pages + in_requests
-    return (
-        f"{pool.free} free + {tree.evictable_pages} evictable + {tree.protected_pages} protected"
-        f" + {in_requests} held = {total}, and there are {pool.total} pages"
-    )

@@ -78,26 +78,23 @@ def split(node: Node, at: int, page_bytes: int) -> Node:
     the same prefix, because `node` keeps its end."""
     parent = node.parent
     assert parent is not None  # the root has no tokens to split
-    count = at // page_bytes
-    upper = cut(replace(node, ticket=0, children={}), count, page_bytes)
+    count, total = at // page_bytes, len(node.pages)
+    upper = cut(replace(node, ticket=0, children={}), 0, count, page_bytes)
     parent.children[node.edge] = upper
     node.parent = upper
     node.edge = node.tokens[at : at + page_bytes]
-    node.tokens = node.tokens[at:]
-    node.pages = node.pages[count:].copy()
-    node.hashes = node.hashes[count:]
-    node.group_names = tuple(names[count:].copy() for names in node.group_names)
+    cut(node, count, total, page_bytes)
     upper.children[node.edge] = node
     return upper
 
 
-def cut(leaf: Node, keep: int, page_bytes: int) -> Node:
-    """Leaves the first `keep` pages of `leaf`, and returns it."""
-    leaf.tokens = leaf.tokens[: keep * page_bytes]
-    leaf.pages = leaf.pages[:keep].copy()  # a view would keep the whole array alive
-    leaf.hashes = leaf.hashes[:keep]
-    leaf.group_names = tuple(names[:keep].copy() for names in leaf.group_names)
-    return leaf
+def cut(node: Node, first: int, end: int, page_bytes: int) -> Node:
+    """Leaves the pages from `first` to `end` of `node`, and returns it."""
+    node.tokens = node.tokens[first * page_bytes : end * page_bytes]
+    node.pages = node.pages[first:end].copy()  # a view would keep the whole array alive
+    node.hashes = node.hashes[first:end]
+    node.group_names = tuple(names[first:end].copy() for names in node.group_names)
+    return node
 
 
 def detach(leaf: Node) -> Node:

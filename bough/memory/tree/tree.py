@@ -198,7 +198,7 @@ class RadixTree:
             self._drop_in_groups(leaf, keep)
             removed.extend(leaf.hashes[keep:])
             missing -= dropped
-            self._victims.offer(cut(leaf, keep, self._page_bytes) if keep else detach(leaf))
+            self._victims.offer(cut(leaf, 0, keep, self._page_bytes) if keep else detach(leaf))
         if removed:
             self._emit(BlockRemoved(tuple(removed), self._medium))
         pages: IntArray = np.concatenate([NO_PAGES, *freed])

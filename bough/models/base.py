@@ -11,8 +11,6 @@ from bough.kernels.lora.reference import GroupedRows
 from bough.layers.label_head import LabelHead
 from bough.layers.weights import WeightSlot
 
-__all__ = ["CausalLM", "ForwardContext"]
-
 
 class CausalLM(Protocol):
     """A decoder that continues sequences of tokens. It holds weights only: what concerns requests is in the pool."""

@@ -11,19 +11,19 @@ from bough.core.model_config import ModelConfig
 from bough.models.deepseek_v2 import corrected_experts
 from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_FUSED_MLP, Names, Piece, fused_gate_up, pairs_apart, projections_apart
+from bough.models.names import GGUF_FUSED_MLP, Names, Piece, fused_gate_up, pairs_apart
 from bough.models.vision import Sectioned
 
 
 class Glm(ModelFamily):
     gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
-    partial_rotation = pairs_apart = True
+    partial_rotation = pairs_apart = neighbours = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"output_bias": False}
 
     def names(self, config: ModelConfig) -> Names:
-        return {**projections_apart(config, neighbours=True), **fused_gate_up(config)}
+        return {**super().names(config), **fused_gate_up(config)}
 
 
 class Glm4(Glm):

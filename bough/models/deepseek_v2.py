@@ -85,8 +85,7 @@ class DeepseekV2(ModelFamily):
     def names(self, config: ModelConfig) -> Names:
         """Here halves are rotated, which checkpoints have in neighbouring pairs."""
         latent, attention = config.latent, "model.layers.*.self_attn"
-        assert latent is not None
-        if not latent.interleaved:
+        if latent is None or not latent.interleaved:
             return {}
         queries = tuple(interleaved_rows(config.num_heads, config.head_dim, slice(latent.nope_dim, None)))
         projection = f"{attention}.{'q_proj' if latent.query_rank is None else 'q_b_proj'}"
@@ -102,9 +101,6 @@ class DeepseekOcr2(DeepseekV2):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": self.experts(config)}
-
-    def names(self, config: ModelConfig) -> Names:
-        return {}
 
 
 def expert_groups(config: Fields) -> dict[str, Any]:

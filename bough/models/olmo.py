@@ -53,10 +53,6 @@ class Olmoe(ModelFamily):
         return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
 
 
-class FlexOlmo(Olmoe):
-    block_kind, block_options = "SandwichBlock", AFTER_ONLY
-
-
 class Exaone4(ModelFamily):
     block_kind, block_options = "SandwichBlock", AFTER_ONLY
 

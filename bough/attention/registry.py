@@ -33,14 +33,6 @@ class BackendNames:
     prefill: str
     decode: str
 
-    @property
-    def decodes_capturable(self) -> bool:
-        return self.decode in CAPTURABLE
-
-    @property
-    def prefills_capturable(self) -> bool:
-        return self.prefill in CAPTURABLE
-
 
 def choose_backends(settings: ModelSettings, device_type: str) -> BackendNames:
     """What the settings mean on this kind of device; the two for prefill and decode override the common one."""

@@ -382,8 +382,9 @@ def _try(
     on_disk, fewer_bits = files.gguf or files.safetensors, settings.model.quantization in ("int8", "int4")
     packs = not on_gpu and dtype == torch.float32 and _attention_backend(settings.model) == "native"
     if packs and (on_disk or fewer_bits) and why_not_recorded(config) is None:
-        packed = packed_size(open_source(files, config) if on_disk else shapes, settings.model.quantization)
-        weight_bytes, cache_like = packed.nbytes, torch.float16 if packed.quantised else dtype
+        source = open_source(files, config) if on_disk else shapes
+        weight_bytes, quantised = packed_size(source, settings.model.quantization)
+        cache_like = torch.float16 if quantised else dtype
     ranks = Topology(tp_size=settings.parallel.tp_size)  # one of which is looked at
     weight_bytes //= ranks.tp_size
     try:

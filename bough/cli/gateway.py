@@ -23,9 +23,8 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in CLIENT_COMMANDS:
         return CLIENT_COMMANDS[argv[0]](argv[1:])
-    words, engine_flags = _split(argv)
-    parsed = _parser().parse(words)
-    settings = settings_from(parsed, engine_flags)
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    settings = settings_from(_parser().parse(argv[:end]), tuple(argv[end + 1 :]))
     from bough.gateway.service import run_gateway
 
     run_gateway(settings)
@@ -72,12 +71,6 @@ def _client_parser(name: str, about: str) -> Parser:
     about_key = f"its --admin-api-key; also {ADMIN_KEY_VARIABLE} or {KEY_VARIABLE}"
     parser.add_argument("--api-key", default=key, help=about_key)
     return parser
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    words = list(argv)
-    where = words.index("--") if "--" in words else len(words)
-    return words[:where], tuple(words[where + 1 :])
 
 
 def _parser() -> Parser:

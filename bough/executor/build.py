@@ -57,13 +57,8 @@ FOR_CPUS = ("int8", "int4")  # what --quantization makes of floats there
 E4M3_CONVERSION: Capability = (8, 9)
 
 
-def capability_of(device: torch.device) -> Capability | None:
-    """None for a CPU."""
-    return None if device.type == "cpu" else torch.cuda.get_device_capability(device)
-
-
 def check_number_formats(settings: Settings, capability: Capability | None) -> None:
-    """Raises if the device cannot do what weights and cache are asked to be."""
+    """Raises if the device cannot do what weights and cache are asked to be. A CPU has no capability."""
     _check_weights(settings, capability)
     cache, path = settings.memory.kv_cache_dtype, settings.memory.quantization_param_path
     if not cache.startswith("fp8"):
@@ -110,7 +105,7 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     device = resolve_device(settings.model)
     # A name that is not there must not cost the loading of a model.
     names = choose_backends(settings.model, device.type)
-    check_number_formats(settings, capability_of(device))
+    check_number_formats(settings, None if device.type == "cpu" else torch.cuda.get_device_capability(device))
     check_deterministic(settings.model, names, device.type)
     if settings.lora.enable_lora and settings.model.enable_deterministic_inference and device.type == "cuda":
         raise SettingsError("--enable-lora does not go with --enable-deterministic-inference on a GPU; leave one out.")

@@ -18,7 +18,7 @@ from bough.attention.context import ForwardContext, MediaRows
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.reading import ToDevice
-from bough.attention.registry import build_backend, choose_backends
+from bough.attention.registry import CAPTURABLE, build_backend, choose_backends
 from bough.attention.torch_backend import TorchAttention, leave_out_cudnn, scratch_bytes
 from bough.attention.triton_backend import TritonAttention
 from bough.core.errors import ModelError, SettingsError
@@ -134,7 +134,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepSha
         log.info("steps run without CUDA graphs: how many tokens go to which rank differs (DP attention, all-to-all)")
         return GraphSizes()
     names = choose_backends(settings.model, "cuda")
-    if not names.decodes_capturable:
+    if names.decode not in CAPTURABLE:
         log.info("steps run without CUDA graphs: the %s attention back end cannot be captured", names.decode)
         return GraphSizes()
     rows = min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows)
@@ -146,7 +146,7 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepSha
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
     if not settings.model.enable_deterministic_inference:
-        if names.prefills_capturable:
+        if names.prefill in CAPTURABLE:
             chunk = shape.chunk_tokens
             mixed = mixed_sizes(chunk, chunk + shape.rows, loaded.config.layer_weights // loaded.topology.tp_size)
         if loaded.config.latent is not None:
@@ -167,7 +167,7 @@ def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:
     apart = max(parallel.pp_size, parallel.groups) > 1 or parallel.check_ranks or runs_transformers(config)
     # The steps that it verifies know nothing of adapters, of states, nor of trees.
     apart = apart or loaded.adapters is not None or config.states is not None or settings.speculative.draft_levels > 0
-    able = choose_backends(settings.model, "cuda").decodes_capturable and not apart
+    able = choose_backends(settings.model, "cuda").decode in CAPTURABLE and not apart
     return settings.speculative.most_drafts if able else 0
 
 

@@ -14,7 +14,7 @@ import torch
 
 from bough.attention.batch import AttentionBatch
 from bough.attention.reading import ToDevice
-from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, PageSwap, RowSetup, positions_in_runs
+from bough.core.plan import BatchPlan, InputLogprobs, IntArray, Limits, RowSetup, positions_in_runs
 
 LongArray = npt.NDArray[np.int64]
 
@@ -99,7 +99,8 @@ class RowMirror:
         """Brings the rows up to date with a plan."""
         rewritten = NO_WRITES
         if plan.setups or plan.edits:
-            rewritten = _joined([*map(self._set_up, plan.setups), *map(self._edit, plan.edits)])
+            edits = (self._write(edit.group, edit.row, edit.first, edit.pages) for edit in plan.edits)
+            rewritten = _joined([*map(self._set_up, plan.setups), *edits])
         rows = plan.rows.astype(np.int64)  # as numpy indexes: it would convert them at every use
         appended = self._append(plan, rows)
         context_lens = self._lengths[rows]
@@ -190,9 +191,6 @@ class RowMirror:
         # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
         tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))
         return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables)])
-
-    def _edit(self, edit: PageSwap) -> TableWrites:
-        return self._write(edit.group, edit.row, edit.first, edit.pages)
 
     def _write(self, group: int, row: int, first: int, pages: IntArray) -> TableWrites:
         self.pages[group, row, first : first + len(pages)] = pages

@@ -214,7 +214,7 @@ def load_model(
     if topology.has_ends:
         load.check_ends(slots, source)
     if packed_ops is not None:
-        weight_bytes, instead = load.packed_size(source, settings.model.quantization).nbytes, "--quantization int4"
+        weight_bytes, instead = load.packed_size(source, settings.model.quantization)[0], "--quantization int4"
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if on_cpu and weight_bytes > free:
@@ -231,7 +231,8 @@ def load_model(
     if runs_transformers(config):
         log.warning("the model runs through transformers' modules (--model-impl), which is slower than Bough's own")
     load_s = time.monotonic() - began
-    read = "" if load_format == "dummy" else _read_from(files)
+    scheme = None if load_format == "dummy" else quantization_of(files)
+    read = "" if scheme is None else f" ({scheme.title})"
     log.info("loaded %.2f GiB of weights%s as %s in %.1f s", weight_bytes / 2**30, read, kept, load_s)
     # Where weights are rounded to 4 or 8 bits, the cache need not have more than 16.
     cache_like = dtype if config.speech or all(form.is_float for form in packed) else torch.float16
@@ -322,12 +323,6 @@ def _kept_as(packed: Counter[Format], forms: Counter[str], settings: Settings, d
     return ", ".join(f"{count} x {form.name}" for form, count in packed.most_common()) or str(dtype)
 
 
-def _read_from(files: ModelFiles) -> str:
-    """The scheme of a quantised checkpoint, for the log."""
-    quantization = quantization_of(files)
-    return "" if quantization is None else f" ({quantization.title})"
-
-
 def initial_format(settings: Settings) -> str:
     """In what format the engine's first weights are; a shape alone has random ones."""
     return settings.model.load_format if settings.model.model_shape is None else "dummy"
@@ -354,19 +349,13 @@ def resolve_dtype(settings: ModelSettings, config: ModelConfig, device: torch.de
 
 def resolve_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
     """Prompt tokens in one step, of which there are never more than `max_prefill_tokens`."""
-    most = max(settings.scheduler.max_prefill_tokens, settings.memory.page_size)
-    return min(_asked_chunk(settings, config, default), most)
-
-
-def _asked_chunk(settings: Settings, config: ModelConfig, default: int) -> int:
-    asked = settings.scheduler.chunked_prefill_size
-    if asked is None:
-        return max(default, settings.memory.page_size)
+    asked, page_size = settings.scheduler.chunked_prefill_size, settings.memory.page_size
     if asked == 0:
         raise SettingsError("chunked_prefill_size must be positive, or -1 for no chunks.")
-    if asked < 0:
-        return config.context_length
-    if asked < settings.memory.page_size:
-        text = f"chunked_prefill_size ({asked}) must be at least one page (page_size {settings.memory.page_size})."
-        raise SettingsError(text)
-    return asked
+    if asked is None:
+        asked = max(default, page_size)
+    elif asked < 0:
+        asked = config.context_length
+    elif asked < page_size:
+        raise SettingsError(f"chunked_prefill_size ({asked}) must be at least one page (page_size {page_size}).")
+    return min(asked, max(settings.scheduler.max_prefill_tokens, page_size))

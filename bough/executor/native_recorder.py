@@ -66,15 +66,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One entry of the tape to be; its places become addresses."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    on_logits: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedTape:
     """A tape, where its input begins if it has one, and its results. [rows, width] each"""
 
@@ -89,7 +80,8 @@ class Recorder:
 
     def __init__(self, tokens: int, logits: int) -> None:
         self._tokens, self._logits = tokens, logits
-        self._operations: list[Operation] = []
+        # Entries of the tape to be: name, arguments, whose places become addresses, and whether it is on logits.
+        self._operations: list[tuple[str, tuple[Any, ...], bool]] = []
         self._buffers: dict[int, Buffer] = {}  # by their storage, which `_tensors` keeps alive
         self._tensors: list[torch.Tensor] = []
         self._kept: list[Any] = []  # what the tape's addresses point at
@@ -152,11 +144,9 @@ class Recorder:
             return torch.from_numpy(values.reshape(buffer.rows, buffer.width))
 
         base = memory.ctypes.data
-        for operation in self._operations:
-            arguments = (
-                base + offsets[a.buffer] + a.offset if isinstance(a, Place) else a for a in operation.arguments
-            )
-            tape.add(operation.name, *arguments, on_logits=operation.on_logits)
+        for name, arguments, on_logits in self._operations:
+            placed = (base + offsets[a.buffer] + a.offset if isinstance(a, Place) else a for a in arguments)
+            tape.add(name, *placed, on_logits=on_logits)
         recorded = RecordedTape(tape, None if entry is None else view(entry), view(result), [memory, *self._kept])
         self._operations, self._buffers, self._tensors, self._kept = [], {}, [], []
         return recorded
@@ -367,7 +357,7 @@ class Recorder:
         for argument in arguments:
             if isinstance(argument, Place):
                 argument.buffer.used_by(len(self._operations))
-        self._operations.append(Operation(name, arguments, on_logits))
+        self._operations.append((name, arguments, on_logits))
 
     def _on_logits(self, x: torch.Tensor) -> bool:
         return self.place(x).buffer.on_logits

@@ -6,8 +6,9 @@ the weights are loaded, and again when either has moved.
 """
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import cast
 
 import torch
@@ -52,7 +53,7 @@ def record_forward(
 ) -> torch.Tensor:
     # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
     slots = torch.empty((len(model.config.kv_groups), 1), dtype=torch.int64, device="meta")
-    batch = cast(AttentionBatch, _Unread(tuple(slots), recorder.positions))
+    batch = cast(AttentionBatch, SimpleNamespace(slots=tuple(slots), positions=recorder.positions))
     context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices)
     return model.forward(recorder.positions, context)
 
@@ -92,11 +93,3 @@ class NativeTapes:
 
     def _forward(self, logits_indices: torch.Tensor | None) -> torch.Tensor:
         return record_forward(self.model, self._recorder, self.pool, logits_indices)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """What layers touch of a batch without looking at it."""
-
-    slots: tuple[torch.Tensor, ...]
-    positions: torch.Tensor

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from bough.distributed.group import ALONE, RankGroup, open_group
 from bough.distributed.topology import Topology
 from bough.executor.build import resolve_device
 from bough.executor.threaded import Running
-from bough.messages.channels import Addresses
+from bough.messages.channels import Addresses, Receiver
 from bough.messages.ranks import CopyPages, LaunchPlan, Leave, RunCommand, SupplyMasks, ToRank, UseIdleTime
 
 log = logging.getLogger(__name__)
@@ -137,10 +137,6 @@ class LeadingExecutor:
         self._own.close()
 
 
-class Orders(Protocol):
-    def receive(self, timeout_s: float | None) -> list[ToRank]: ...
-
-
 class Reporter:
     """Sends the result of each step as soon as there is one: a thread waits for it."""
 
@@ -151,7 +147,7 @@ class Reporter:
         return Running(self._thread.submit(lambda: self._send(step.wait())))
 
 
-def follow(executor: Executor, orders: Orders, report: Reporter | None = None, host: HostMemory = ()) -> None:
+def follow(executor: Executor, orders: Receiver[ToRank], report: Reporter | None = None, host: HostMemory = ()) -> None:
     """Any other rank: does what comes until it is told to leave. An error of a step is raised here within moments,
     because the ranks that wait for this one cannot tell why it does not come."""
     in_flight: deque[InFlight | Ticket | Running[None]] = deque()

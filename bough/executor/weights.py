@@ -150,7 +150,7 @@ class WeightStore:
         if self._loaded.topology.has_ends:
             check_ends(self._slots, source)
         if not self.in_place:  # packed weights are as wide as the checkpoint has them
-            needed = packed_size(source, self._settings.model.quantization).nbytes
+            needed, _ = packed_size(source, self._settings.model.quantization)
             free = free_memory_bytes() + self._held_bytes
             if needed > free:
                 text = f"The weights need {needed / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."

@@ -88,10 +88,9 @@ class LayerNorm(NormLayer):
             yield WeightSlot(f"{prefix}bias", self._bias)
 
 
-def make_norm(config: ModelConfig, placement: Placement, size: int | None = None) -> RmsNorm | LayerNorm:
-    """The kind of norm that the model has, over its hidden states unless `size` says else."""
-    width = config.hidden_size if size is None else size
+def make_norm(config: ModelConfig, placement: Placement) -> RmsNorm | LayerNorm:
+    """The kind of norm that the model has, over its hidden states."""
     if config.norm == "layer":
         settings = {"weight": config.norm_weight, "plus_one": config.norm_plus_one}
-        return LayerNorm(width, config.norm_eps, config.norm_bias, placement, **settings)
-    return RmsNorm(width, config.norm_eps, config.norm_plus_one, placement)
+        return LayerNorm(config.hidden_size, config.norm_eps, config.norm_bias, placement, **settings)
+    return RmsNorm(config.hidden_size, config.norm_eps, config.norm_plus_one, placement)

@@ -122,7 +122,9 @@ def _build(
     tied = {"tie_word_embeddings": given["tie_word_embeddings"]} if "tie_word_embeddings" in given else {}
     layers: list[Mapping[str, Any]] = [overrides, tied, text.values if text else {}, given, family.defaults]
     fields = Fields(where, ChainMap(*map(dict, layers)))
-    _refuse_unsupported(fields)
+    both_ways = fields.values.get("use_bidirectional_attention")  # Gemma 4 says for which tokens; text has no images
+    if both_ways != "vision" and (both_ways == "all" or fields.boolean("use_bidirectional_attention")):
+        raise ModelError(f"{where}: attends in both directions, so it is an encoder and cannot generate text.")
     config = family.read_config(fields)
     outer_eos = Fields(where, given).token_ids("eos_token_id") if "eos_token_id" not in overrides else ()
     config = replace(config, media=family.read_media(Fields(where, {**given, **overrides})))
@@ -135,10 +137,3 @@ def _family(where: str, names: Mapping[str, Any], impl: str) -> ModelFamily:
     if name not in supported_architectures() and generating_name(name) in supported_architectures():
         name = generating_name(name)
     return find_family(name, f"{where}: ", impl)
-
-
-def _refuse_unsupported(config: Fields) -> None:
-    """What would load and then answer nonsense is refused here."""
-    both_ways = config.values.get("use_bidirectional_attention")  # Gemma 4 says for which tokens; text has no images
-    if both_ways != "vision" and (both_ways == "all" or config.boolean("use_bidirectional_attention")):
-        raise ModelError(f"{config.where}: attends in both directions, so it is an encoder and cannot generate text.")

@@ -24,7 +24,10 @@ def checkpoint_scales(source: WeightSource, layers: int) -> Scales:
     def scale(layer: int, names: Sequence[str]) -> float:
         for name in (f"model.layers.{layer}.self_attn.{suffix}" for suffix in names):
             if name in held:
-                return _number_of(source, name)
+                values = source.read(name)
+                if values.numel() != 1 or not _usable(float(values)):
+                    raise ModelError(f"Tensor {name} must be one number above 0; without it the scale would be 1.")
+                return float(values)
         return 1.0
 
     return [(scale(layer, KEY_NAMES), scale(layer, VALUE_NAMES)) for layer in range(layers)]
@@ -47,13 +50,6 @@ def file_scales(path: str, layers: int, rank: int = 0) -> Scales:
         if not _usable(scale):
             raise SettingsError(f"--quantization-param-path {path}: layer {layer} has {scale}, which is not above 0.")
     return [(scale, scale) for scale in scales]
-
-
-def _number_of(source: WeightSource, name: str) -> float:
-    values = source.read(name)
-    if values.numel() != 1 or not _usable(float(values)):
-        raise ModelError(f"Tensor {name} must be one number above 0; without it the scale would be 1.")
-    return float(values)
 
 
 def _usable(scale: float) -> bool:

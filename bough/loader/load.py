@@ -7,7 +7,6 @@ one piece of one tensor is in memory at any moment.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
@@ -239,16 +238,9 @@ TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 UNPACKED = (".mlp.gate.weight", ".kv_b_proj.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSize:
-    """Bytes of all tensors, and whether some of them are quantised."""
-
-    nbytes: int
-    quantised: bool
-
-
-def packed_size(source: WeightSource, quantization: str) -> PackedSize:
-    """Of all tensors that there are; matrices are packed, the rest becomes float32."""
+def packed_size(source: WeightSource, quantization: str) -> tuple[int, bool]:
+    """Bytes of all tensors that there are, and whether some of them are quantised; matrices are packed, the rest
+    becomes float32."""
     total, quantised = 0, False
     for name in source.names():
         shape = source.shape(name)
@@ -259,4 +251,4 @@ def packed_size(source: WeightSource, quantization: str) -> PackedSize:
         form = format_for(how, source.stored_type(name), shape[1])
         total += packed_bytes(form, shape[0], shape[1])
         quantised |= not form.is_float
-    return PackedSize(total, quantised)
+    return total, quantised

@@ -74,17 +74,17 @@ def locate(
     if path.is_dir():
         return _in_folder(path, path.resolve().name, load_format)
     if path.is_file():
-        return _single_file(path)
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{path} is not a .gguf file; give a .gguf file or the folder that holds the model.")
+        return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
     if REPOSITORY.fullmatch(model) and not model.startswith(".") and not model.endswith(".gguf"):
         folder = _download_repository(model, revision, code, mistral=load_format == "mistral")
         return _in_folder(folder, model.split("/")[-1], load_format)
-    raise ModelError(_unknown_text(model))
-
-
-def _single_file(path: Path) -> ModelFiles:
-    if path.suffix.lower() != ".gguf":
-        raise ModelError(f"{path} is not a .gguf file; give a .gguf file or the folder that holds the model.")
-    return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
+    hint = f" Did you mean {near!r}?" if (near := nearest(model, catalogue.KNOWN)) else ""
+    raise ModelError(
+        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
+        f"the form org/name of a Hugging Face repository.{hint}"
+    )
 
 
 def _in_folder(folder: Path, name: str, load_format: str = "auto") -> ModelFiles:
@@ -175,14 +175,6 @@ def _download_repository(repository: str, revision: str | None, code: bool, *, m
     raise ModelError(
         f"Could not fetch {repository!r} from the Hugging Face hub: {reason}. It is neither a file or folder here nor "
         f"a name of the catalogue ({catalogue.NAMES})."
-    )
-
-
-def _unknown_text(model: str) -> str:
-    hint = f" Did you mean {near!r}?" if (near := nearest(model, catalogue.KNOWN)) else ""
-    return (
-        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
-        f"the form org/name of a Hugging Face repository.{hint}"
     )
 
 

@@ -10,8 +10,6 @@ from bough.core.model_config import ModelConfig
 from bough.layers.label_head import LabelHead
 from bough.layers.weights import WeightSlot
 
-__all__ = ["CausalLM", "ForwardContext"]
-
 
 class CausalLM(Protocol):
     """A decoder that continues sequences of tokens. It holds weights only: what concerns requests is in the pool."""

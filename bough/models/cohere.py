@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig
 from bough.models.family import ModelFamily, rotating_windows
 from bough.models.fields import Fields
-from bough.models.names import Names, projections_apart
 
 
 class Cohere(ModelFamily):
-    pairs_apart = True
+    pairs_apart = neighbours = True
     block_kind = "ParallelBlock"
     block_options: ClassVar[Mapping[str, Any]] = {"one_norm": True}
 
@@ -24,9 +22,6 @@ class Cohere(ModelFamily):
             "norm_eps": config.number("layer_norm_eps", 1e-5),
             "logit_scale": config.number("logit_scale", 0.0625),
         }
-
-    def names(self, config: ModelConfig) -> Names:
-        return projections_apart(config, neighbours=True)
 
 
 class Cohere2(Cohere):

@@ -44,23 +44,10 @@ class DeepseekV2(ModelFamily):
         }
 
     def experts(self, config: Fields) -> MoEConfig:
-        shared = config.optional_integer("n_shared_experts") or 0
-        return read_moe(
-            config,
-            experts="n_routed_experts",
-            scale=config.number("routed_scaling_factor", 1.0),
-            shared_size=shared * config.integer("moe_intermediate_size"),
-            dense_layers=dense_layers(config),
-            **self.routing(config),
-        )
-
-    def routing(self, config: Fields) -> dict[str, Any]:
-        """How experts are chosen: fields of a `MoEConfig`."""
         method = config.text("topk_method", "greedy")
         if method not in ("greedy", "group_limited_greedy"):
             raise ModelError(f"{config.where}: topk_method {method!r} is not supported.")
-        groups = {} if method == "greedy" else expert_groups(config)
-        return {"renormalise": False, **groups}
+        return grouped_experts(config, renormalise=False, **({} if method == "greedy" else expert_groups(config)))
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp has one name for V2 and V3, of which V3 scores experts by sigmoids. Files from before latent
@@ -98,8 +85,7 @@ class DeepseekV2(ModelFamily):
     def names(self, config: ModelConfig) -> Names:
         """Here halves are rotated, which checkpoints have in neighbouring pairs."""
         latent, attention = config.latent, "model.layers.*.self_attn"
-        assert latent is not None
-        if not latent.interleaved:
+        if latent is None or not latent.interleaved:
             return {}
         queries = tuple(interleaved_rows(config.num_heads, config.head_dim, slice(latent.nope_dim, None)))
         projection = f"{attention}.{'q_proj' if latent.query_rank is None else 'q_b_proj'}"
@@ -115,9 +101,6 @@ class DeepseekOcr2(DeepseekV2):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"moe": self.experts(config)}
-
-    def names(self, config: ModelConfig) -> Names:
-        return {}
 
 
 def expert_groups(config: Fields) -> dict[str, Any]:
@@ -143,15 +126,29 @@ def dense_layers(config: Fields) -> tuple[bool, ...]:
     return dense if any(dense) else ()
 
 
+def grouped_experts(config: Fields, **routing: Any) -> MoEConfig:
+    """Experts beside those that every token passes; `routing` says how they are chosen."""
+    return read_moe(
+        config,
+        experts="n_routed_experts",
+        scale=config.number("routed_scaling_factor", 1.0),
+        shared_size=config.integer("moe_intermediate_size") * (config.optional_integer("n_shared_experts") or 0),
+        dense_layers=dense_layers(config),
+        **routing,
+    )
+
+
+def corrected_experts(config: Fields, *, renormalise: bool = True) -> MoEConfig:
+    """Experts that are chosen by sigmoid scores and a correction of these, and weighed without it. `renormalise` is
+    what the model does where its configuration does not say."""
+    renormalise = config.boolean("norm_topk_prob", renormalise)
+    scores: dict[str, Any] = {"scores": "sigmoid", "group_score": "best_two", "correction_bias": True}
+    return grouped_experts(config, renormalise=renormalise, **scores, **expert_groups(config))
+
+
 class DeepseekV3(DeepseekV2):
-    def routing(self, config: Fields) -> dict[str, Any]:
-        return {
-            "scores": "sigmoid",
-            "renormalise": config.boolean("norm_topk_prob"),
-            "correction_bias": True,
-            "group_score": "best_two",
-            **expert_groups(config),
-        }
+    def experts(self, config: Fields) -> MoEConfig:
+        return corrected_experts(config, renormalise=False)
 
 
 class DeepseekV32(DeepseekV3):
@@ -224,9 +221,6 @@ class KimiLinear(DeepseekV3):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         found, nested = super().fields(config), config.section("linear_attn_config")
-        if config.values.get("mlp_layer_types") is not None:
-            dense = layers_of_type(config, {"dense": True, "sparse": False}, "mlp_layer_types")
-            found["moe"] = replace(found["moe"], dense_layers=dense if any(dense) else ())
         heads, size = config.integer("linear_num_heads"), config.integer("linear_head_dim")
         width = config.integer("linear_conv_kernel_dim")
         if nested is not None:

@@ -104,14 +104,6 @@ def _product(name: str, inputs: int, config: ModelConfig, bias: bool, placement:
     return ColumnLinear(inputs, (Columns(name, slice(0, config.hidden_size)),), bias, placement)
 
 
-class HeadlessBlock(PreNormBlock):
-    """A block whose inputs are not normalised."""
-
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
-        super().__init__(config, layer, placement)
-        self.input_layernorm = NO_NORM
-
-
 class EagleHead(TargetReader):
     """EAGLE 1 and 2: a product of embedding and hidden state, and layers of which the first has no norm before it.
     What comes out is taken for the target's next hidden state."""
@@ -119,8 +111,8 @@ class EagleHead(TargetReader):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__(config)
         self._product = _product("fc", 2 * config.hidden_size, config, self.draft.bias, placement)
-        kinds = [HeadlessBlock, *[PreNormBlock] * (config.num_layers - 1)]
-        self._blocks = [kind(config, layer, placement) for layer, kind in enumerate(kinds)]
+        self._blocks = [PreNormBlock(config, layer, placement) for layer in range(config.num_layers)]
+        self._blocks[0].input_layernorm = NO_NORM
 
     def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         assert hidden is not None

@@ -6,17 +6,14 @@ from typing import Any
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, projections_apart
+from bough.models.names import Names, Piece
 
 
 class Ernie45(ModelFamily):
-    pairs_apart = True
+    pairs_apart = neighbours = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("use_bias")}
-
-    def names(self, config: ModelConfig) -> Names:
-        return projections_apart(config, neighbours=True)
 
 
 class Helium(Ernie45):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bough.core.errors import ModelError
 from bough.core.model_config import Activation, MediaConfig, ModelConfig, MoEConfig
 from bough.models.fields import Fields
-from bough.models.names import GGUF_MODULES, GGUF_SANDWICH, GgufNames, Names, gguf_names, interleaved
+from bough.models.names import GGUF_MODULES, GGUF_SANDWICH, GgufNames, Names, gguf_names, interleaved, projections_apart
 from bough.models.rope_config import read_rope, trained_context
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class ModelFamily:
     encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
     whole_items = False  # whether tokens of an image attend to those behind them, too
     pairs_apart = False  # whether `names` puts the coordinates that rotate as a pair half a head apart
+    neighbours = False  # whether they are neighbours in its checkpoints, not of the halves of what rotates
     block_kind = "PreNormBlock"  # the class of each layer, of `bough.layers`, and what else it is given
     block_options: ClassVar[Mapping[str, Any]] = {}
     recurrent_kind: str | None = None  # the class of layers that have a state
@@ -92,7 +93,8 @@ class ModelFamily:
 
     def names(self, config: ModelConfig) -> Names:
         """Where the tensors stand in a safetensors checkpoint; what is not named stands under the model's own name."""
-        return self.stated_names
+        apart = projections_apart(config, neighbours=self.neighbours) if self.pairs_apart else {}
+        return {**apart, **self.stated_names}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a config.json that a GGUF file of this family states by its own keys."""

@@ -45,10 +45,6 @@ class Gemma2(Gemma):
         return {"query_pre_attn_scalar": per_head if wide else given["head_dim"]}
 
 
-class VaultGemma(Gemma2):
-    block_kind = "PreNormBlock"
-
-
 class Gemma3(Gemma2):
     activations = GATED
     layers_of_27b = 62

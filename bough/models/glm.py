@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.deepseek_v2 import dense_layers, expert_groups
-from bough.models.family import Metadata, ModelFamily, read_moe, window_fields
+from bough.core.model_config import ModelConfig
+from bough.models.deepseek_v2 import corrected_experts
+from bough.models.family import Metadata, ModelFamily, window_fields
 from bough.models.fields import Fields
-from bough.models.names import GGUF_FUSED_MLP, Names, Piece, fused_gate_up, pairs_apart, projections_apart
+from bough.models.names import GGUF_FUSED_MLP, Names, Piece, fused_gate_up, pairs_apart
 from bough.models.vision import Sectioned
 
 
 class Glm(ModelFamily):
     gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
-    partial_rotation = pairs_apart = True
+    partial_rotation = pairs_apart = neighbours = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"output_bias": False}
 
     def names(self, config: ModelConfig) -> Names:
-        return {**projections_apart(config, neighbours=True), **fused_gate_up(config)}
+        return {**super().names(config), **fused_gate_up(config)}
 
 
 class Glm4(Glm):
@@ -66,23 +66,6 @@ class Glm4Moe(ModelFamily):
 
 class Glm4vMoe(Sectioned, Glm4Moe):
     """GLM-4.5V: rotates by time, height and width."""
-
-
-def corrected_experts(config: Fields) -> MoEConfig:
-    """Experts that are chosen by sigmoid scores and a correction of these, and weighed without it."""
-    inner = config.integer("moe_intermediate_size")
-    return read_moe(
-        config,
-        experts="n_routed_experts",
-        scores="sigmoid",
-        renormalise=config.boolean("norm_topk_prob", True),
-        scale=config.number("routed_scaling_factor", 1.0),
-        group_score="best_two",
-        correction_bias=True,
-        shared_size=inner * (config.optional_integer("n_shared_experts") or 0),
-        dense_layers=dense_layers(config),
-        **expert_groups(config),
-    )
 
 
 class Dots1(ModelFamily):

@@ -9,7 +9,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused, projections_apart
+from bough.models.names import Names, Piece, fused
 
 
 class Gpt2(ModelFamily):
@@ -86,6 +86,3 @@ class Nemotron(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}
         return {**layer_norms(config, "norm_eps"), "norm_plus_one": True, **mlp}
-
-    def names(self, config: ModelConfig) -> Names:
-        return projections_apart(config)

@@ -5,9 +5,9 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import MoEConfig
+from bough.models.deepseek_v2 import corrected_experts
 from bough.models.family import ModelFamily
 from bough.models.fields import Fields
-from bough.models.glm import corrected_experts
 
 
 class HunYuanDense(ModelFamily):

@@ -22,7 +22,12 @@ from bough.models.rope_config import read_rope
 UNREAD = ("moe", "quantization", "yarn", "q_lora_rank", "vision_encoder", "llama_4_scaling", "use_biases")
 
 
-class Mistral(ModelFamily):
+class Ministral(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        return {"qkv_bias": False, "output_bias": False, **window_fields(config, lambda layer: True)}
+
+
+class Mistral(Ministral):
     def names(self, config: ModelConfig) -> Names:
         attention, dim = "model.layers.*.self_attn", config.head_dim
         return {
@@ -35,9 +40,7 @@ class Mistral(ModelFamily):
         unread = next((name for name in UNREAD if config.values.get(name)), None)
         if unread is not None:
             raise ModelError(f"{config.where}: {unread} is not supported; use the model's Hugging Face files.")
-        window = config.optional_integer("sliding_window")
-        slides = () if window is None else (True,) * config.integer("num_hidden_layers")
-        return {"qkv_bias": False, "output_bias": False, "sliding_window": window, "sliding_layers": slides}
+        return super().fields(config)
 
 
 STATED = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
@@ -65,11 +68,6 @@ def block_sparse_names(theirs: str = "model.layers.*.block_sparse_moe") -> Names
     parts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     experts = {f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()}
     return {f"{theirs}.gate": f"{ours}.gate", **experts}
-
-
-class Ministral(ModelFamily):
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"qkv_bias": False, "output_bias": False, **window_fields(config, lambda layer: True)}
 
 
 class Ministral3(Ministral):

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bough.core.errors import ModelError
+from bough.models.deepseek_v2 import corrected_experts
 from bough.models.family import Metadata, ModelFamily, read_moe, rotating_windows, window_fields
 from bough.models.fields import Fields
-from bough.models.glm import corrected_experts
 from bough.models.rope_config import read_local_rope
 
 AFTER_ONLY, NO_OPTIONS = {"before": False}, dict[str, bool]()
@@ -51,10 +51,6 @@ class Olmoe(ModelFamily):
             raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
         moe = read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))
         return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
-
-
-class FlexOlmo(Olmoe):
-    block_kind, block_options = "SandwichBlock", AFTER_ONLY
 
 
 class Exaone4(ModelFamily):

@@ -12,7 +12,7 @@ from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
 from bough.models.mistral import block_sparse_names
-from bough.models.names import GGUF_FUSED_MLP, Names, fused_gate_up, fused_qkv, projections_apart
+from bough.models.names import GGUF_FUSED_MLP, Names, fused_gate_up, fused_qkv
 from bough.models.rope_config import read_rope
 
 
@@ -26,9 +26,6 @@ class Phi(ModelFamily):
         if config.boolean("qk_layernorm"):
             raise ModelError(f"{config.where}: qk_layernorm is not supported; no published Phi has it.")
         return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "head_bias": True}
-
-    def names(self, config: ModelConfig) -> Names:
-        return {**projections_apart(config), **self.stated_names}
 
 
 class Phi3(ModelFamily):

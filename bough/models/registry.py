@@ -45,7 +45,9 @@ FAMILIES = {  # of this package, by their first model type
     }
     for model_type, stated in table_beside(__file__, "families.toml").items()
 }
+TYPES = {name for model_type, stated in FAMILIES.items() for name in (model_type, *stated.get("also", ()))}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+STATED = ("encoder", "whole_items", "text", "block_kind", "block_options")  # attributes that few families state
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
@@ -67,7 +69,7 @@ def _built_in(model_type: str) -> ModelFamily:
         renamed_fields=stated["renamed_fields"],
         stated_names=stated["names"],
         gguf_stated=stated.get("gguf_stated", {}),
-        **{name: stated[name] for name in ("encoder", "whole_items", "text") if name in stated},
+        **{name: stated[name] for name in STATED if name in stated},
     )
 
 
@@ -84,11 +86,6 @@ def supported_architectures() -> tuple[str, ...]:
     """The Hugging Face class names that can be served."""
     of_package = [name for stated in FAMILIES.values() for name in stated["architectures"]]
     return (*of_package, *(name for family in _registered() for name in family.architectures))
-
-
-def has_type(name: str) -> bool:
-    """Whether a family of this package is of this model type of config.json."""
-    return any(name in (model_type, *stated.get("also", ())) for model_type, stated in FAMILIES.items())
 
 
 def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:

@@ -21,10 +21,10 @@ class Llava(ModelFamily):
     text: str  # the text family, where the checkpoint does not name one of its own
 
     def read_config(self, config: Fields) -> ModelConfig:
-        from bough.models.registry import SIZES, find_family, has_type  # which lists this module
+        from bough.models.registry import SIZES, TYPES, find_family  # which lists this module
 
         named = config.text("model_type", self.text)
-        text = named if has_type(named) and named not in self.model_types else self.text
+        text = named if named in TYPES and named not in self.model_types else self.text
         family, usual = find_family(text), usual_fields(text)
         sizes = {name: usual[name] for name in SIZES if name in usual}
         return family.read_config(Fields(config.where, ChainMap(dict(config.values), dict(family.defaults), sizes)))

@@ -32,11 +32,6 @@ class Topology:
         return self if self.dp_size == 1 else Topology(self.rank, self.ranks, self.ep_size)
 
     @property
-    def ep_rank(self) -> int:
-        """The run of this rank."""
-        return self.all_groups.tp_rank // (self.all_groups.tp_size // self.ep_size)
-
-    @property
     def in_expert(self) -> Topology:
         """The ranks of a run: who shares an expert."""
         size = self.all_groups.tp_size // self.ep_size

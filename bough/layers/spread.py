@@ -33,7 +33,7 @@ class LayerExperts:
         group: RankGroup,
         chosen: Chosen | None = None,
     ) -> None:
-        self._rank, self._ranks = topology.ep_rank, topology.ep_size
+        self._rank, self._ranks = topology.all_groups.tp_rank // topology.in_expert.tp_size, topology.ep_size
         slots = plain_slots(experts, self._ranks, options.redundant)
         self._width = len(slots) // self._ranks
         places = torch.empty(experts, len(slots) - experts + 1, dtype=torch.int32, device=device)

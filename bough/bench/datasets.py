@@ -198,13 +198,9 @@ def _custom_entry(entry: Any, count: Count, output_len: int, where: str) -> Conv
     length = output_len if given is None else given
     if not isinstance(length, int) or length < 1:
         raise SettingsError(f"{where}: output_len must be a whole number of at least 1, got {length!r}.")
-    return _single(prompt, _tokens_in(prompt, count), length)
-
-
-def _tokens_in(prompt: Prompt, count: Count) -> int:
-    if isinstance(prompt, str):
-        return count(prompt)
-    return sum(count(str(part.get("content", ""))) if isinstance(part, dict) else 1 for part in prompt)
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    words = (str(part.get("content", "")) if isinstance(part, dict) else part for part in parts)
+    return _single(prompt, sum(count(text) if isinstance(text, str) else 1 for text in words), length)
 
 
 def _texts(entry: Any) -> list[str]:

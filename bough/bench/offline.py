@@ -57,7 +57,8 @@ def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 def _jobs_of(name: str, args: argparse.Namespace) -> list[Job]:
     if name == "random":
-        return random_jobs(args.num_prompts, args.input_len, args.output_len, args.seed, args.vocab)
+        draw, inputs = random.Random(args.seed), range(args.input_len)
+        return [Job([draw.randint(0, args.vocab) for _ in inputs], args.output_len) for _ in range(args.num_prompts)]
     if name == "shared-prefix":
         return shared_prefix_jobs(
             args.groups, args.per_group, args.prefix_len, args.input_len, args.output_len, args.seed, args.vocab
@@ -163,11 +164,6 @@ def workload(name: str, seed: int = 0, vocab: int = 10_000) -> list[Job]:
     if name == "W3":
         return [Job(ids(128), 512)]
     return [Job(ids(4096), 1) for _ in range(32)]
-
-
-def random_jobs(count: int, input_len: int, output_len: int, seed: int = 0, vocab: int = 10_000) -> list[Job]:
-    r = random.Random(seed)
-    return [Job([r.randint(0, vocab) for _ in range(input_len)], output_len) for _ in range(count)]
 
 
 def shared_prefix_jobs(

@@ -87,7 +87,9 @@ class Parser(argparse.ArgumentParser):
         for word in unknown:
             if word.startswith("-"):
                 flag = word.partition("=")[0]
-                hint = did_you_mean(flag, self._flags()) or f" `{self.prog} --help` lists them all.{self._other_flags}"
+                shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+                known = [each for action in shown for each in action.option_strings]
+                hint = did_you_mean(flag, known) or f" `{self.prog} --help` lists them all.{self._other_flags}"
                 self.error(f"unknown flag {flag}.{hint}")
         if unknown:
             self.error(f"unexpected {unknown[0]!r}{self._advice(unknown[0])}")
@@ -99,6 +101,3 @@ class Parser(argparse.ArgumentParser):
         if word in self._subcommands:
             return f"; put it first: `{self.prog} {word}`."
         return f".{did_you_mean(word, self._subcommands) or f' `{self.prog} --help` lists what there is.'}"
-
-    def _flags(self) -> list[str]:
-        return [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]

@@ -212,6 +212,7 @@ def look_at_use(settings: Settings) -> Facts:
     model, torch = settings.model, load_torch()
     use_instruction_set(model.cpu_instruction_set)
     library = load_library()
+    gpus = () if torch is None else map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return {
         "device": _device(model, torch),
         "dtype": _dtype_name(settings, torch),
@@ -219,7 +220,7 @@ def look_at_use(settings: Settings) -> Facts:
         "torch": None if torch is None else str(torch.__version__),
         "attention_backend": _attention_backend(model),
         "cpu_instruction_set": None if library is None else instruction_sets(library)[-1],
-        "gpus": [] if torch is None else _gpus(torch),
+        "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
     }
 
 
@@ -294,11 +295,6 @@ def _attention_backend(model: ModelSettings) -> str:
     if model.attention_backend != "auto":
         return model.attention_backend
     return "torch" if load_library() is None else "native"
-
-
-def _gpus(torch: Any) -> list[str]:
-    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return [f"{device.name}, {device.total_memory / 2**30:.0f} GiB" for device in devices]
 
 
 def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:

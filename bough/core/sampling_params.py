@@ -101,7 +101,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         values.update({k: v for k, v in (given or {}).items() if v is not None})
         unknown = [name for name in values if name not in cls.__struct_fields__]
         if unknown:
-            raise RequestError(unknown_field_text(str(unknown[0]), cls.__struct_fields__), field=str(unknown[0]))
+            name, known = str(unknown[0]), cls.__struct_fields__
+            near = nearest(name, known)
+            hint = f"Did you mean {near!r}?" if near else f"Known fields: {', '.join(known)}."
+            raise RequestError(f"Unknown sampling field {name!r}. {hint}", field=name)
         for name in GRAMMAR_FIELDS:
             if isinstance(values.get(name), str | list | tuple) and not values[name]:
                 raise RequestError(f"{name} is empty; say what the answer must match, or leave it out.", field=name)
@@ -109,7 +112,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             values[name] = _json_text(values[name], name)
         for name in ("stop", "stop_token_ids", "stop_regex", "choices"):
             if name in values:
-                values[name] = _as_tuple(values[name])
+                several = isinstance(values[name], list | tuple | set | frozenset)
+                values[name] = tuple(values[name]) if several else (values[name],)
                 require_few(values[name], name)
         if "logit_bias" in values:
             values["logit_bias"] = _parse_logit_bias(values["logit_bias"])
@@ -179,11 +183,6 @@ ANY_JSON = "$$ANY$$"
 JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to many clients, text on the wire
 
 
-def unknown_field_text(name: str, known: tuple[str, ...]) -> str:
-    hint = f" Did you mean {near!r}?" if (near := nearest(name, known)) else f" Known fields: {', '.join(known)}."
-    return f"Unknown sampling field {name!r}.{hint}"
-
-
 def require_utf8(text: str, name: str) -> None:
     """Messages between processes are UTF-8; Python strings may hold what is not."""
     try:
@@ -218,10 +217,6 @@ def _json_text(value: Any, name: str) -> Any:
         raise RequestError(f"{name} cannot be written as JSON: {error}.", field=name) from None
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
-
-
 def _parse_logit_bias(given: Any) -> dict[int, float]:
     """JSON objects have string keys: `{"17": -100}` means token 17."""
     if not isinstance(given, Mapping):
@@ -231,7 +226,10 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
     for key, value in given.items():
         if not _is_token_key(key) or not _is_number(value):
             raise RequestError(f"logit_bias must map token ids to numbers, got {key!r}: {value!r}.", field="logit_bias")
-        amount = _as_float(value)
+        try:
+            amount = float(value)
+        except OverflowError:  # a whole number that no float can hold
+            amount = math.inf
         if not -MAX_BIAS <= amount <= MAX_BIAS:  # written so that NaN is refused as well
             text = f"logit_bias[{key}] must be between -{MAX_BIAS:g} and {MAX_BIAS:g}, got {amount}."
             raise RequestError(text, field="logit_bias")
@@ -241,13 +239,6 @@ def _parse_logit_bias(given: Any) -> dict[int, float]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _as_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # a whole number that no float can hold
-        return math.inf
 
 
 def _is_token_key(key: Any) -> bool:
@@ -262,7 +253,8 @@ def _convert(cls: type[SamplingParams], values: dict[str, Any]) -> SamplingParam
     try:
         return msgspec.convert(values, cls, strict=True)
     except msgspec.ValidationError as error:
-        name = _field_of(str(error))
+        # msgspec ends its sentence with "- at `$.field`", and adds `[i]` for an element.
+        name = str(error).partition("`$.")[2].split("`")[0].split("[")[0]
         words = JSON_WORDS.get(name) or TYPE_WORDS[typing.get_type_hints(cls)[name]]
         wrong = values[name]
         # A single value was put into a tuple; a list is shown as it was given.
@@ -293,9 +285,3 @@ JSON_WORDS = {
 WHOLE_FIELDS = frozenset(
     name for name, hint in typing.get_type_hints(SamplingParams).items() if hint in (int, int | None, tuple[int, ...])
 )
-
-
-def _field_of(message: str) -> str:
-    """msgspec ends its sentence with "- at `$.field`", and adds `[i]` for an element."""
-    _, _, path = message.partition("`$.")
-    return path.split("`")[0].split("[")[0]

@@ -40,15 +40,11 @@ class Fp8Ops:
 
 def fp8_ops_for(device: torch.device) -> Fp8Ops:
     """The fastest implementations that this device has."""
-    if device.type != "cuda":
-        return _fp8_ops(quantize, scaled)
-    from bough.kernels.quantize_rows import triton as fast  # needs triton, which only machines with a GPU must have
-    from bough.kernels.scaled_linear import triton as products
-
-    return _fp8_ops(fast, products)
-
-
-def _fp8_ops(rows: ModuleType, products: ModuleType) -> Fp8Ops:
+    rows: ModuleType = quantize
+    products: ModuleType = scaled
+    if device.type == "cuda":
+        from bough.kernels.quantize_rows import triton as rows  # needs triton, which only machines with a GPU must have
+        from bough.kernels.scaled_linear import triton as products
     quantising = (rows.quantize_rows, rows.norm_quantize_rows, rows.gated_quantize_rows)
     return Fp8Ops(*quantising, products.scaled_linear, products.weight_linear)
 

@@ -43,11 +43,6 @@ class PairAdapters(NamedTuple):
     slots: torch.Tensor  # [tokens] int32
 
 
-def block_rows_for(rows: int) -> int:
-    """How many rows of a slot one program takes, in a step of so many."""
-    return FEW_ROWS if rows <= MOST_FEW else MANY_ROWS
-
-
 def tiles_of(bands: tuple[slice, ...]) -> Ints:
     """The outputs in tiles that lie within one matrix: its number, the first of them and the end."""
     starts = [(n, start, band.stop) for n, band in enumerate(bands) for start in range(band.start, band.stop, TILE)]
@@ -58,7 +53,8 @@ def group_rows(slots: torch.Tensor, most: int) -> GroupedRows:
     """Rows with these slots [rows] int32, of which there are `most`, and 0 is none. How large the results are depends
     on sizes alone, and nothing waits for the device, as a CUDA graph needs it."""
     own, order = slots.sort(stable=True)
-    rows, at = block_rows_for(len(own)), torch.arange(len(own), device=own.device)
+    # How many of a slot one program takes.
+    rows, at = FEW_ROWS if len(own) <= MOST_FEW else MANY_ROWS, torch.arange(len(own), device=own.device)
     first, end = (torch.searchsorted(own, own, right=right) for right in (False, True))
     begins = (own > 0) & ((at - first) % rows == 0)
     count = min(len(own), len(own) // rows + most)  # each slot may end in a block of its own

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.cli.commands import did_you_mean
@@ -125,16 +125,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
             found.setdefault(f.name, checked(f, environ[variable], f"{variable}: "))
-    _warn_of_unknown(environ, OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name, _ in spellings})
-    return found
-
-
-def _warn_of_unknown(environ: Mapping[str, str], known: Collection[str]) -> None:
-    """A misspelt variable is no error, because it may be meant for another version; but it should not go unnoticed."""
+    # A misspelt variable is no error, because it may be meant for another version; but it should not go unnoticed.
+    known = OTHER_VARIABLES | {ENVIRONMENT_PREFIX + name.upper() for name, _ in spellings}
     for variable in sorted(environ):
         ours = variable.startswith(ENVIRONMENT_PREFIX) and not variable.startswith(GATEWAY_PREFIX)
         if ours and variable not in known:
             log.warning("The variable %s is no setting and has no effect.%s", variable, did_you_mean(variable, known))
+    return found
 
 
 def _from_file(file: str | None) -> dict[str, Any]:

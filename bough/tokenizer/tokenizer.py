@@ -52,8 +52,11 @@ class TextBound:
         return text
 
     def too_long(self, tokens: str) -> RequestError:
-        text = f"The prompt of {tokens} tokens is longer than the model's context length of {self.context} tokens."
-        return RequestError(f"{text} Shorten the prompt.", field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
+        text = (
+            f"The prompt of {tokens} tokens is longer than the model's context length of {self.context} tokens. "
+            "Shorten the prompt."
+        )
+        return RequestError(text, field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that

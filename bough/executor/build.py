@@ -116,6 +116,7 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
     if device.type == "cpu":
         use_instruction_set(settings.model.cpu_instruction_set)
         return _build_synchronous(files, settings, names, group, device)
+    torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
     if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
         if settings.lora.enable_lora or settings.speculative.speculative_algorithm is not None:
             raise SettingsError("Models that give vectors or hear take no adapters and no drafts on a GPU.")

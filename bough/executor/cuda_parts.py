@@ -76,7 +76,7 @@ def assemble(
     inputs = CudaInputs(limits, loaded.device, staging, shared)
     tables, last = inputs.page_tables, inputs.last_tokens
     mixed = MixedInputs(limits, _block_queries(loaded), tables, last, staging, *media_inputs(loaded, graphs))
-    slots = loaded.adapters
+    slots, tokens = loaded.adapters, mixed.largest + settings.speculative.step_drafts
     check = make_check(settings.parallel.check_ranks, loaded.group, loaded.device)
     agree = loaded.group.from_first if check is None else check.tokens
     pool, drafter = build_pool(loaded, limits.pages, limits.page_size), None
@@ -90,7 +90,7 @@ def assemble(
         limits,
         inputs,
         mixed,
-        AdapterInputs(mixed.largest, 0 if slots is None else slots.count, loaded.device, staging),
+        AdapterInputs(tokens, 0 if slots is None else slots.count, loaded.device, staging),
         staging,
         SamplingState(limits.rows, limits.vocab_size, loaded.device, agree),
         graphs=graphs,

@@ -67,7 +67,6 @@ def load_encoder(
         tell_sizes(visual)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         launch_less(visual)
-    torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
     for module in model.modules():
         if isinstance(module, torch.nn.Conv3d) and module.kernel_size == module.stride and module.groups == 1:
             module.__class__ = PatchProduct

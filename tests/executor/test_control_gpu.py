@@ -139,9 +139,9 @@ def test_layers_that_wait_for_their_pages_compute_the_same_bits(
     monkeypatch.setattr(cuda_copies, "RING_BYTES", 100 * page_bytes)
     due, wait_for = list[int](), cuda_copies.PageCopies.wait_for
 
-    def noted(self: cuda_copies.PageCopies, layer: int) -> None:
+    def noted(self: cuda_copies.PageCopies, *layer: int) -> None:
         due.append(len(self._due))
-        wait_for(self, layer)
+        wait_for(self, *layer)
 
     monkeypatch.setattr(cuda_copies.PageCopies, "wait_for", noted)
     buffer = torch.randn(count, page_bytes // 2).bfloat16().view(torch.uint8).numpy()

@@ -62,7 +62,7 @@ def deal(tests: Sequence[str], processes: int, logs: Path) -> list[Share]:
             kernels.append(test)
         else:
             files.setdefault(path, []).append(test)
-    left = min(len(kernels), max(1, processes - len(files)))
+    left = min(len(kernels), max(12, processes - len(files)))
     shares = files | {f"kernels {i + 1} of {left}": kernels[i::left] for i in range(left)}
     return [Share(name, tests, logs / f"{i}.txt") for i, (name, tests) in enumerate(shares.items())]
 

@@ -9,7 +9,9 @@ graph.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
+from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -65,10 +67,10 @@ def leave_out_cudnn() -> None:
 
 class TorchAttention(AttentionBackend):
     """Attention on any torch device. `together`: encoders attend texts of similar length at once, which on a GPU costs
-    less than a launch for each."""
+    less than a launch for each. `packed`: or all at once, where a kernel for numbers of 16 bits knows their layer."""
 
-    def __init__(self, to_device: ToDevice = torch.from_numpy, *, together: bool = False) -> None:
-        self._to_device, self._together = to_device, together
+    def __init__(self, to_device: ToDevice = torch.from_numpy, *, together: bool = False, packed: bool = False) -> None:
+        self._to_device, self._together, self._packed = to_device, together, packed
         self._texts: list[TextsTogether] = []
         self._batch: AttentionBatch | None = None
         self._reads: dict[tuple[int, int | None, bool], Reads] = {}  # by group and window
@@ -81,6 +83,7 @@ class TorchAttention(AttentionBackend):
         self._reads.clear()
         if self._together:
             self._texts = list(texts_together(batch, self._to_device))
+            self._bounds = self._to_device(batch.query_starts.astype(np.int32)), int(batch.query_lens.max())
 
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec, pool: KVPool
@@ -135,6 +138,12 @@ class TorchAttention(AttentionBackend):
     def _encode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionSpec) -> torch.Tensor:
         """Whole texts, none of which has anything in the cache."""
         out, shared = torch.empty_like(q), layer.heads // layer.kv_heads
+        usual = layer.window is None and layer.scale == layer.head_dim**-0.5 and not layer.writes_scores
+        if self._packed and usual and shared == 1:
+            from torch.nn.attention.varlen import varlen_attn  # a slow import
+
+            bounds, longest = self._bounds
+            return cast(torch.Tensor, varlen_attn(q, k, v, bounds, bounds, longest, longest))
         for texts in self._texts:
             rows, width = texts.places.shape
             mask = q.new_zeros(rows, 1, 1, width).masked_fill_(texts.padding[:, None, None], float("-inf"))

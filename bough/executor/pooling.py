@@ -7,6 +7,7 @@ that scores labels; or else it is cut and normalised, in float32.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -59,36 +60,40 @@ class Pooler:
     def pool(self, plan: BatchPlan, layout: StepLayout, hidden: torch.Tensor) -> dict[int, FloatArray]:
         """The vectors of the prompts that end with this step, of the hidden states of all its tokens; of rows that want
         all states or the experts of all tokens, those, which a GPU has copied when the step is done."""
-        pooled: dict[int, torch.Tensor] = {}
         whole: dict[int, FloatArray] = {}
+        ended: dict[Pooling, list[int]] = {}
+        given: dict[str | None, torch.Tensor] = {}  # by mode, what this step adds to the vector of each row
         starts, ends = layout.query_starts.tolist(), layout.lengths.tolist()
         for i, row in enumerate(plan.rows.tolist()):
             if (gathered := self._rows.get(row)) is None:
                 continue
-            states, mode = hidden[starts[i] : starts[i + 1]], gathered.wanted.mode
+            mode, tokens = gathered.wanted.mode, slice(starts[i], starts[i + 1])
             if mode == "align":  # `Hearing` gives it
                 continue
             if mode == "all":
-                whole[i] = states.float().to("cpu", non_blocking=True, copy=True).numpy()
+                whole[i] = hidden[tokens].float().to("cpu", non_blocking=True, copy=True).numpy()
                 continue
             if mode == "experts":
-                whole[i] = self._experts(slice(starts[i], starts[i + 1]))
+                whole[i] = self._experts(tokens)
                 continue
-            if mode == "mean":
-                total = states.sum(0, dtype=torch.float32)
-                gathered.sum = total if gathered.sum is None else gathered.sum + total
-            elif mode == "cls" and gathered.sum is None:
-                gathered.sum = states[0].float().clone()
-            if ends[i] == gathered.prompt_len:
-                vector = states[-1].float() if gathered.sum is None else gathered.sum
-                vector = vector / gathered.prompt_len if mode == "mean" else vector
-                pooled[i] = vector if self._head is not None else self._shaped(vector, gathered.wanted)
+            if mode not in given:
+                given[mode] = _given(mode, layout, hidden)
+            if gathered.sum is not None:
+                given[mode][i] = gathered.sum + given[mode][i] if mode == "mean" else gathered.sum
+            if ends[i] < gathered.prompt_len:
+                gathered.sum = given[mode][i] if mode in ("mean", "cls") else None
+            else:
+                ended.setdefault(msgspec.structs.replace(gathered.wanted, second=None), []).append(i)
                 del self._rows[row]
-        if self._head is not None and pooled:
-            pooled = dict(zip(pooled, self._head(torch.stack(list(pooled.values()))), strict=True))
+        for wanted, rows in ended.items():  # all of one kind at once: a GPU's host pays for each operation
+            vectors = given[wanted.mode][rows]
+            if wanted.mode == "mean":
+                vectors /= torch.from_numpy(layout.lengths[rows]).to(vectors)[:, None]
+            found = self._shaped(vectors, wanted) if self._head is None else self._head(vectors)
+            whole |= zip(rows, found.cpu().numpy(), strict=True)
         self._chosen.asked = False
         self._chosen.clear()
-        return whole | {i: vector.cpu().numpy() for i, vector in pooled.items()}
+        return whole
 
     def _experts(self, tokens: slice) -> FloatArray:
         """Those of all layers, [tokens, layers * per_token] int32 in the place of floats; dense layers have zeros."""
@@ -98,7 +103,15 @@ class Pooler:
         joined = torch.cat([next(found) if each else blank for each in has], 1)
         return joined.to("cpu", non_blocking=True).numpy().view(np.float32)
 
-    def _shaped(self, vector: torch.Tensor, wanted: Pooling) -> torch.Tensor:
-        vector = vector[: wanted.dimensions]
+    def _shaped(self, vectors: torch.Tensor, wanted: Pooling) -> torch.Tensor:
         normalize = self._config.normalize if wanted.normalize is None else wanted.normalize
-        return F.normalize(vector, dim=0) if normalize else vector
+        return F.normalize(vectors[:, : wanted.dimensions]) if normalize else vectors[:, : wanted.dimensions]
+
+
+def _given(mode: str | None, layout: StepLayout, hidden: torch.Tensor) -> torch.Tensor:
+    """Of each row of a step the sum of its tokens' states, the first or the last of them. [rows, hidden] float32"""
+    starts = torch.from_numpy(layout.query_starts.astype(np.int64)).to(hidden.device, non_blocking=True)
+    if mode == "mean":
+        states = hidden[: layout.query_starts[-1]].float()
+        return torch.segment_reduce(states, "sum", lengths=starts.diff(), unsafe=True)
+    return hidden.index_select(0, starts[:-1] if mode == "cls" else starts[1:] - 1).float()

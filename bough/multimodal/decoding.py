@@ -15,7 +15,7 @@ from bough.core.errors import RequestError
 # Formats that decode from bytes alone; others start programs (EPS) or are read by few. MPO is found by JPEG's plugin.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 # Containers that hold their streams themselves: playlists would have FFmpeg open whatever they name.
-CONTAINERS = "mov,mp4,m4a,matroska,webm,avi,flv,mpegts,mpeg,ogg,gif,wav,flac,mp3,aac,aiff,w64,caf,asf,amr"
+CONTAINERS = "mov,mp4,m4a,matroska,webm,avi,flv,mpegts,mpeg,ogg,gif,wav,flac,mp3,aac,aiff,w64,caf,asf,amr,au"
 LOW_DETAIL = 512  # pixels of the longer side
 NUMPY = b"\x93NUMPY"
 ARRAY_FPS = 24.0  # of frames in an array
@@ -81,7 +81,7 @@ def decode_video(
             indices = choose(len(array), ARRAY_FPS)
             frames = [fitted(_to_pixels(array[i], limits)) for i in indices]
             return Clip(frames, indices, len(array), ARRAY_FPS)
-        with _open(content) as container:
+        with open_container(content) as container:
             stream = container.streams.video[0]
             limits.check_pixels(stream.width, stream.height)
             fps = float(stream.average_rate or ARRAY_FPS)
@@ -108,7 +108,7 @@ def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
             return samples
         import av
 
-        with _open(content) as container:
+        with open_container(content) as container:
             resampler = av.AudioResampler(format="fltp", rate=rate)
             pieces: list[Array] = []
             length = 0
@@ -120,12 +120,14 @@ def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
         return np.concatenate(pieces)
 
 
-def _open(content: bytes) -> Any:
+def open_container(content: bytes) -> Any:
     import av
 
     av.logging.set_level(av.logging.PANIC)
     options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "none"}
-    return av.open(io.BytesIO(content), container_options=options, metadata_errors="replace")
+    # From 19 on no bytes in a title are an error, and there is no such option.
+    more = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+    return av.open(io.BytesIO(content), container_options=options, **more)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Sound files to samples; samples to windows with voices, and to the features that Whisper hears of each."""
 
 import functools
-import io
 import itertools
 
 import numpy as np
@@ -9,13 +8,11 @@ import numpy.typing as npt
 
 from bough.core.errors import RequestError
 from bough.core.speech import HOP, SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
+from bough.multimodal.decoding import open_container
 
 FloatArray = npt.NDArray[np.float32]
 FRAME = 400  # samples that a frame of features is computed from
 MAX_SECONDS = 2 * 3600  # of one recording: half a gigabyte of samples
-# Only files that hold their sound themselves: playlists would let FFmpeg open others, and addresses.
-FORMATS = "wav,w64,aiff,caf,flac,mp3,aac,ogg,mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,amr,au"
-READING = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
 BLOCK = 320  # samples whose loudness is one number: 20 ms
 MARGIN, PAUSE = 10, 15  # blocks kept around a voice, and over which the quietest place is looked for
 SILENCE, ABOVE_NOISE, BELOW_VOICE = -65.0, 10.0, -30.0  # dB
@@ -31,7 +28,7 @@ def decode(data: bytes, most_seconds: float = MAX_SECONDS) -> FloatArray:
     parts: list[FloatArray] = []
     left = int(most_seconds * SAMPLE_RATE)
     try:
-        with av.open(io.BytesIO(data), "r", metadata_errors="ignore", options=READING) as container:
+        with open_container(data) as container:
             resampler = av.AudioResampler(format="fltp", rate=SAMPLE_RATE)
             frames = container.decode(container.streams.audio[0]) if container.streams.audio else ()
             for frame in itertools.chain(frames, [None]):  # the last lets the resampler give what it holds

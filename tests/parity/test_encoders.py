@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.attention import varlen
 
 from bough.attention.registry import BackendNames
 from bough.attention.torch_backend import TorchAttention
@@ -23,6 +24,7 @@ from bough.executor.load_model import LoadedWeights
 from bough.loader.locate import locate
 from bough.scheduler.loop import Scheduler
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
+from tests.loader.test_loader_encoders import one_by_one
 
 TOLERANCE = 1e-4
 AS_TRAINED = Pooling()
@@ -143,8 +145,7 @@ def copied(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array).clone()
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def attend_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     """The attention that models with vectors have there; Triton's interpreter computes that of decoders."""
     if torch.cuda.is_available():
         pytest.skip("a machine with a GPU interprets no kernels")
@@ -153,22 +154,23 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def attention_on(loaded: LoadedWeights, settings: Settings, limits: Limits) -> Any:
         if loaded.config.causal:
             return cuda_parts.build_attention(loaded, settings, limits, copied), copied, lambda: None
-        return TorchAttention(copied, together=True), copied, lambda: None
+        return TorchAttention(copied, together=True, packed=packed), copied, lambda: None
 
     settled = BackendNames("triton", "triton")
     monkeypatch.setattr(cuda_parts, "choose_backends", lambda settings, device: settled)
     monkeypatch.setattr(build, "_attention_on", attention_on)
+    monkeypatch.setattr(varlen, "varlen_attn", one_by_one)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "as on a GPU"])
+@pytest.mark.parametrize("backend", ["native", "torch", "as on a GPU", "packed as on a GPU"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_give_the_vectors_of_transformers(
-    name: str, backend: str, tmp_path: Path, request: pytest.FixtureRequest
+    name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (name, backend) == ("modernbert", "native"):
         pytest.skip("windows to both sides are not recorded")
-    if backend == "as on a GPU":
-        request.getfixturevalue("as_on_a_gpu")
+    if "GPU" in backend:
+        attend_as_on_a_gpu(monkeypatch, packed=backend.startswith("packed"))
         backend = "torch"
     model = ENCODERS[name]()
     ours = LocalVectors(saved(model, tmp_path), attention_backend=backend, max_total_tokens=160)
@@ -208,8 +210,8 @@ def test_decoders_pool_over_chunks_and_cached_prefixes(name: str, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_decoders_pool_with_the_attention_of_gpus(tmp_path: Path) -> None:
+def test_decoders_pool_with_the_attention_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend_as_on_a_gpu(monkeypatch, packed=False)
     model, some = DECODERS["qwen3"](num_hidden_layers=1), texts()[2:5]
     ours = LocalVectors(saved(model, tmp_path), chunked_prefill_size=16, attention_backend="torch")
     expected = np.stack([pooled(hidden(model, text), "last", normalize=True) for text in some])
@@ -233,6 +235,20 @@ def test_vectors_on_a_gpu(name: str, tmp_path: Path) -> None:
     for _ in range(2):
         assert np.abs(ours(texts(), pooling) - expected).max() < TOLERANCE
     ours.close()
+
+
+@pytest.mark.gpu
+def test_texts_attended_all_at_once_give_the_same_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, found = saved(ENCODERS["bert"](), tmp_path), []
+    for packed in (True, False):
+        if not packed:
+            monkeypatch.setattr(
+                build, "TorchAttention", lambda to_device, **_: TorchAttention(to_device, together=True)
+            )
+        ours = LocalVectors(folder, device="cuda", dtype="bfloat16")
+        found.append(ours(texts(), Pooling("mean", True)))
+        ours.close()
+    assert (found[0] * found[1]).sum(1).min() > 0.999
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+from typing import Any
 
 import av
 import numpy as np
@@ -85,3 +87,21 @@ def test_features_are_those_of_transformers(bins: int, seconds: float) -> None:
     theirs = transformers.WhisperFeatureExtractor(feature_size=bins)(sound, sampling_rate=16_000, return_tensors="np")
     ours = features(sound, speech(bins))
     assert ours.shape == (bins, 3000) and np.abs(ours - theirs.input_features[0]).max() < 5e-5
+
+
+def test_titles_that_are_no_text_do_not_matter() -> None:
+    plain = written("wav", 16_000)
+    title = b"INFOINAM" + struct.pack("<I", 4) + b"\xff\xfe\xfdA"
+    titled = plain[:36] + b"LIST" + struct.pack("<I", len(title)) + title + plain[36:]
+    assert np.array_equal(decode(titled), decode(plain))
+
+
+def test_later_releases_of_pyav_are_asked_for_nothing_they_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = av.open
+
+    def later(file: Any, mode: str = "r", *, container_options: dict[str, str]) -> Any:
+        return theirs(file, mode, container_options=container_options)
+
+    monkeypatch.setattr(av, "__version__", "19.0.2")
+    monkeypatch.setattr(av, "open", later)
+    assert len(decode(written("wav", 16_000))) == 16_000

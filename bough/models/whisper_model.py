@@ -1,6 +1,7 @@
-"""Whisper's modules: the encoder is Transformers'; the decoder's layers are ours, with one more that attends to it."""
+"""Whisper's modules: an encoder of windows, and a decoder whose layers have one more that attends to what it gives."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,22 +11,22 @@ import torch.nn.functional as F
 from bough.attention.context import ForwardContext, Heard
 from bough.core.model_config import ModelConfig
 from bough.kernels.ops import WithSum
-from bough.layers.blocks import PreNormBlock
+from bough.layers.blocks import Block, PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.mlp import PlainMLP
 from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
-from bough.layers.weights import WeightSlot
+from bough.layers.weights import WeightSlot, slots_of
 from bough.models.decoder import Decoder
+from bough.models.whisper import ENCODER
 
-NO_STEP = cast(ForwardContext, None)  # of a window: adapters alone would look at one, and Whisper has none
 
+class HearingAttention:
+    """Attends to a window: what each row has heard or, in the encoder, the window itself."""
 
-class CrossAttention:
-    """Attends to what each row has heard."""
-
-    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, layer: int, heads: int, placement: Placement) -> None:
         assert config.speech is not None
-        width, self._heads, self._layer = config.hidden_size, config.num_heads, layer
+        width, self._heads, self._layer = config.hidden_size, heads, layer
         self._aligned = [head for of_layer, head in config.speech.alignment if of_layer == layer]
         query, key, value = (Columns(f"{part}_proj", slice(0, width)) for part in "qkv")
         self._query = ColumnLinear(width, (query,), True, placement)
@@ -36,6 +37,13 @@ class CrossAttention:
         """Keys and values [2, heads, positions, head_dim] of the encoder's output [positions, hidden_size]."""
         both = self._heard(encoded, ctx)
         return both.view(len(encoded), 2, self._heads, -1).permute(1, 2, 0, 3).contiguous()
+
+    def within(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
+        """All positions of a window attend to all."""
+        x, total = inputs.taken(ctx)
+        queries = self._query(x, ctx).view(len(x), self._heads, -1).transpose(0, 1)
+        found = F.scaled_dot_product_attention(queries[None], *self.hear(x, ctx)[:, None])[0]
+        return self._output(found.transpose(0, 1).flatten(1), ctx), total
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         queries, total = self._query.after(inputs, ctx)
@@ -64,59 +72,52 @@ class HearingBlock(PreNormBlock):
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
         super().__init__(config, layer, placement)
         self.encoder_attn_layer_norm = make_norm(config, placement)
-        self.encoder_attn = CrossAttention(config, layer, placement)
+        self.encoder_attn = HearingAttention(config, layer, config.num_heads, placement)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
         x, residual = self.self_attn(Inputs(x, residual, self.input_layernorm), ctx)
         x, residual = self.encoder_attn(Inputs(x, residual, self.encoder_attn_layer_norm), ctx)
         return self.mlp(Inputs(x, residual, self.post_attention_layernorm), ctx)
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
-        for slot in super().slots(prefix):
-            if slot.name.endswith("k_proj.bias"):
-                slot.target.zero_()
-            else:
-                yield slot
 
+class EncoderLayer(Block):
+    def __init__(self, config: ModelConfig, heads: int, placement: Placement) -> None:
+        self.self_attn_layer_norm, self.final_layer_norm = make_norm(config, placement), make_norm(config, placement)
+        self.self_attn, self.mlp = HearingAttention(config, -1, heads, placement), PlainMLP(config, placement)
 
-class Product(torch.nn.Module):
-    """A linear layer of Transformers' encoder whose weight is kept and multiplied as those of the decoder are."""
-
-    def __init__(self, layer: torch.nn.Linear, name: str, placement: Placement) -> None:
-        super().__init__()
-        columns = (Columns(name, slice(0, layer.out_features)),)
-        self.own = ColumnLinear(layer.in_features, columns, layer.bias is not None, placement)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.own(x[0], NO_STEP)[None]
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> WithSum:
+        x, residual = self.self_attn.within(Inputs(x, residual, self.self_attn_layer_norm), ctx)
+        return self.mlp(Inputs(x, residual, self.final_layer_norm), ctx)
 
 
 class WhisperModel(Decoder):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        from transformers import WhisperConfig  # which takes seconds, and other models do without
-        from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
         assert config.speech is not None
         super().__init__(config, placement, HearingBlock)
-        sizes = {"d_model": config.hidden_size, **config.speech.encoder}
-        with torch.device("meta"):
-            encoder = WhisperEncoder(WhisperConfig(**sizes, activation_function=config.activation))
-        self._products: dict[str, Product] = {}  # by the name of what they are a part of
-        for name, layer in [*encoder.named_modules()]:
-            if isinstance(layer, torch.nn.Linear):
-                self._products[name] = Product(layer, name.rpartition(".")[2], placement)
-                encoder.set_submodule(name, self._products[name])
-        self._encoder = encoder.to(placement.dtype).to_empty(device=placement.device).eval().requires_grad_(False)
+        layers, heads, inner, bins, positions = map(config.speech.encoder.__getitem__, ENCODER)
+        width, own = config.hidden_size, replace(config, intermediate_size=inner)
+        shapes = {"conv1.weight": (width, bins, 3), "conv1.bias": (width,), "conv2.weight": (width, width, 3)}
+        shapes |= {"conv2.bias": (width,), "embed_positions.weight": (positions, width)}
+        self._stem = {name: placement.empty(*shape) for name, shape in shapes.items()}
+        self._encoder = {f"layers.{place}": EncoderLayer(own, heads, placement) for place in range(layers)}
+        self._encoder_norm = make_norm(config, placement)
 
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
         """What the decoder's layers attend to, of features [mel_bins, frames]."""
+        *convs, positions = self._stem.values()
         given = features[None].to(self._placement.device, self._placement.dtype)
-        encoded = self._encoder(given).last_hidden_state[0]
+        given = F.gelu(F.conv1d(given, *convs[:2], padding=1))
+        x, residual = F.gelu(F.conv1d(given, *convs[2:], padding=1, stride=2))[0].T + positions, None
+        for layer in self._encoder.values():
+            x, residual = layer(x, residual, ctx)
+        encoded, _ = self._encoder_norm(x, residual, ctx)
         return tuple(cast(HearingBlock, block).encoder_attn.hear(encoded, ctx) for block in self._blocks)
 
     def slots(self) -> Iterator[WeightSlot]:
-        yield from super().slots()
-        yield from (WeightSlot(f"encoder.{name}", each.data) for name, each in self._encoder.named_parameters())
-        for name, product in self._products.items():
-            yield from product.own.slots(f"encoder.{name.rpartition('.')[0]}.")
+        """Keys have no bias, which would change no attention: it stays 0 beside those of queries and values."""
+        stem = (WeightSlot(f"encoder.{name}", tensor) for name, tensor in self._stem.items())
+        for slot in (*super().slots(), *stem, *slots_of("encoder.", layer_norm=self._encoder_norm, **self._encoder)):
+            if slot.name.endswith("k_proj.bias"):
+                slot.target.zero_()
+            else:
+                yield slot

@@ -106,18 +106,21 @@ def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
             samples = _read_array(content, 1).astype(np.float32)
             limits.check_seconds(len(samples) / rate)
             return samples
-        import av
+        return np.concatenate([*samples_of(content, rate, limits.check_seconds)])
 
-        with open_container(content) as container:
-            resampler = av.AudioResampler(format="fltp", rate=rate)
-            pieces: list[Array] = []
-            length = 0
-            for frame in chain(container.decode(container.streams.audio[0]), [None]):
-                more = [piece.to_ndarray().mean(axis=0) for piece in resampler.resample(frame)]
-                pieces += more
-                length += sum(map(len, more))
-                limits.check_seconds(length / rate)
-        return np.concatenate(pieces)
+
+def samples_of(content: bytes, rate: int, check_seconds: Callable[[float], None]) -> Iterator[Array]:
+    """Pieces of one channel; what they last together is checked before each. Without a sound there is none."""
+    import av
+
+    with open_container(content) as container:
+        resampler, length = av.AudioResampler(format="fltp", rate=rate), 0
+        frames = container.decode(container.streams.audio[0]) if container.streams.audio else ()
+        for frame in chain(frames, [None]):  # the last lets the resampler give what it holds
+            for piece in resampler.resample(frame):
+                length += piece.samples
+                check_seconds(length / rate)
+                yield np.nan_to_num(piece.to_ndarray().mean(axis=0))
 
 
 def open_container(content: bytes) -> Any:

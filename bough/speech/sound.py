@@ -1,14 +1,13 @@
 """Sound files to samples; samples to windows with voices, and to the features that Whisper hears of each."""
 
 import functools
-import itertools
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import RequestError
 from bough.core.speech import HOP, SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
-from bough.multimodal.decoding import open_container
+from bough.multimodal.decoding import samples_of
 
 FloatArray = npt.NDArray[np.float32]
 FRAME = 400  # samples that a frame of features is computed from
@@ -25,18 +24,13 @@ def decode(data: bytes, most_seconds: float = MAX_SECONDS) -> FloatArray:
     except ImportError:
         text = "This server cannot read sound files: PyAV is missing. Install it with `pip install 'bough[audio]'`."
         raise RequestError(text, status_code=501) from None
-    parts: list[FloatArray] = []
-    left = int(most_seconds * SAMPLE_RATE)
+
+    def check_seconds(seconds: float) -> None:
+        if seconds > most_seconds:
+            raise RequestError(f"file is longer than {most_seconds / 60:g} minutes; send parts.", field="file")
+
     try:
-        with open_container(data) as container:
-            resampler = av.AudioResampler(format="fltp", rate=SAMPLE_RATE)
-            frames = container.decode(container.streams.audio[0]) if container.streams.audio else ()
-            for frame in itertools.chain(frames, [None]):  # the last lets the resampler give what it holds
-                pieces = [np.nan_to_num(piece.to_ndarray().mean(axis=0)) for piece in resampler.resample(frame)]
-                parts += pieces
-                left -= sum(map(len, pieces))
-                if left < 0:
-                    raise RequestError(f"file is longer than {most_seconds / 60:g} minutes; send parts.", field="file")
+        parts = [*samples_of(data, SAMPLE_RATE, check_seconds)]
     except (av.FFmpegError, ValueError) as error:
         formats = "wav, flac, mp3, ogg, m4a, mp4 or webm"
         raise RequestError(f"file cannot be read as sound ({error}); send {formats}.", field="file") from None

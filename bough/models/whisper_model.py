@@ -18,7 +18,6 @@ from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 from bough.models.decoder import Decoder
-from bough.models.whisper import ENCODER
 
 
 class HearingAttention:
@@ -94,12 +93,13 @@ class WhisperModel(Decoder):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         assert config.speech is not None
         super().__init__(config, placement, HearingBlock)
-        layers, heads, inner, bins, positions = map(config.speech.encoder.__getitem__, ENCODER)
-        width, own = config.hidden_size, replace(config, intermediate_size=inner)
-        shapes = {"conv1.weight": (width, bins, 3), "conv1.bias": (width,), "conv2.weight": (width, width, 3)}
-        shapes |= {"conv2.bias": (width,), "embed_positions.weight": (positions, width)}
+        width, sizes = config.hidden_size, config.speech.encoder
+        shapes = {"conv1.weight": (width, sizes["num_mel_bins"], 3), "conv1.bias": (width,)}
+        shapes |= {"conv2.weight": (width, width, 3), "conv2.bias": (width,)}
+        shapes |= {"embed_positions.weight": (sizes["max_source_positions"], width)}
         self._stem = {name: placement.empty(*shape) for name, shape in shapes.items()}
-        self._encoder = {f"layers.{place}": EncoderLayer(own, heads, placement) for place in range(layers)}
+        own, heads = replace(config, intermediate_size=sizes["encoder_ffn_dim"]), sizes["encoder_attention_heads"]
+        self._encoder = {f"layers.{i}": EncoderLayer(own, heads, placement) for i in range(sizes["encoder_layers"])}
         self._encoder_norm = make_norm(config, placement)
 
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:

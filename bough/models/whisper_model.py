@@ -104,10 +104,10 @@ class WhisperModel(Decoder):
 
     def hear(self, features: torch.Tensor, ctx: ForwardContext) -> Heard:
         """What the decoder's layers attend to, of features [mel_bins, frames]."""
-        *convs, positions = self._stem.values()
+        first, first_bias, second, second_bias, positions = self._stem.values()
         given = features[None].to(self._placement.device, self._placement.dtype)
-        given = F.gelu(F.conv1d(given, *convs[:2], padding=1))
-        x, residual = F.gelu(F.conv1d(given, *convs[2:], padding=1, stride=2))[0].T + positions, None
+        given = F.gelu(F.conv1d(given, first, first_bias, padding=1))
+        x, residual = F.gelu(F.conv1d(given, second, second_bias, padding=1, stride=2))[0].T + positions, None
         for layer in self._encoder.values():
             x, residual = layer(x, residual, ctx)
         encoded, _ = self._encoder_norm(x, residual, ctx)

@@ -22,18 +22,16 @@ from tests.system.serving import Server, running
 ADDRESS = "http://127.0.0.1:30000"  # on the pages
 PAGES = ("README", "docs/quickstart", "docs/server", "docs/lang", "docs/structured-output", "docs/tools-and-reasoning")
 MESSAGES = [{"role": "user", "content": "What is the weather in Oslo?"}]
-ELSEWHERE = (
-    "/update_weights_from_disk",
-)  # of a checkpoint that is not here; tests/system/test_serve_weights.py has one
+# Of a checkpoint that is not here; tests/system/test_serve_weights.py has one.
+ELSEWHERE = ("/update_weights_from_disk",)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running(
-        "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--max-total-tokens", "20000"
-    ) as started:
+    # Some ask for an answer of any length: the context bounds it.
+    with running("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--context-length", "512") as started:
         yield started
 
 
@@ -42,7 +40,7 @@ def around(server: Server) -> Iterator[dict[str, Any]]:
     """What a page's sentences have, and its programs do not repeat."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     names = {"openai": openai, "pydantic": pydantic, "httpx": httpx, "url": server.url, "client": client}
-    with bough.Engine(max_total_tokens=20000) as engine:
+    with bough.Engine(context_length=512) as engine:
         yield names | {"engine": engine, "messages": MESSAGES, "text": "<think>Hm.</think>Yes."}
 
 

@@ -28,6 +28,7 @@ SOURCE = ROOT / "clients" / "ui"
 AXE = SOURCE / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KEYS = ("--api-key", "user-key", "--admin-api-key", "admin-key")
+TIERS = ("--enable-hierarchical-cache", "--hicache-size", "1")
 with_builder = pytest.mark.skipif(
     not (SOURCE / "node_modules" / ".bin" / "vite").exists(), reason="`make ui` installs what builds the page"
 )
@@ -54,7 +55,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     write_model(images, "llava")
     (images / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", SPECS["llava"].place))
     with (
-        running(*KEYS, "--max-total-tokens", "20000") as server,
+        running(*KEYS, *TIERS, "--max-total-tokens", "20000") as server,
         running(str(images), *FLAGS, "--served-model-name", "sees-images", *KEYS) as seeing,
         # One server under two names is two workers.
         running_gateway(
@@ -158,6 +159,11 @@ def test_a_tree_of_thousands_of_nodes_is_drawn(seen: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
+    told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Ended incomplete", "Retractions")
+    assert not [name for name in told if name not in seen["figures"]]
+    for title in ("Time to the first token", "Gap between tokens", "Time in the queue"):
+        (chart,) = (text for text in seen["charts"] if text.startswith(title))
+        assert re.search(r"half ≤ .+ in all$", chart, re.DOTALL), "the histogram has values"
     assert seen["workers"].count("closed") == 2, "both workers, with their breakers"
     assert sum(map(int, re.findall(r"\((\d+) %\)", seen["workers"]))) == 100, "what each was sent of all requests"
     assert "tokens" in seen["gateway_stats"]

@@ -336,6 +336,7 @@ class Visit:
             self.ask_engine(f"Count from {number}: ")
             self.page.wait_for_timeout(1500)  # metrics are read every two seconds
         self.seen["figures"] = self.page.locator(".figures").inner_text()
+        self.seen["charts"] = self.page.locator(".chart").all_inner_texts()
         self.look("overview")
 
     def gateway(self) -> None:

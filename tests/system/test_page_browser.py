@@ -161,6 +161,7 @@ def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
     told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Ended incomplete", "Retractions")
     assert not [name for name in told if name not in seen["figures"]]
+    assert re.search(r"Running\s+[45]\b", seen["figures"]), "four streams, and perhaps the last question"
     for title in ("Time to the first token", "Gap between tokens", "Time in the queue"):
         (chart,) = (text for text in seen["charts"] if text.startswith(title))
         assert re.search(r"half ≤ .+ in all$", chart, re.DOTALL), "the histogram has values"

@@ -43,11 +43,12 @@ FRAMES = """async () => {
   }
   return 60 / ((performance.now() - began) / 1000);
 }"""
-BOTH = """([key, text, rids]) => {
+STREAMS = """([key, text, rids]) => {
   const headers = {authorization: 'Bearer ' + key, 'content-type': 'application/json'};
   const sampling_params = {max_new_tokens: 4000, ignore_eos: true};
   for (const rid of rids)
-    fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params})}).catch(() => {});
+    fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params, stream: true})})
+      .then(answer => answer.text()).catch(() => {});
 }"""
 SHARED = (
     """[...document.querySelectorAll('td')].map(cell => cell.textContent).find(text => text.startsWith('2: request'))"""
@@ -282,7 +283,7 @@ class Visit:
         page.get_by_role("link", name="Timelines").click()
         page.get_by_role("link", name="Tree").click()
         page.locator("canvas").wait_for()
-        page.evaluate(BOTH, [self.given.api_key, "Some gardens have a wall, some have a hedge. " * 20, rids])
+        page.evaluate(STREAMS, [self.given.api_key, "Some gardens have a wall, some have a hedge. " * 20, rids])
         page.wait_for_function(f"() => {SHARED}")
         page.locator("canvas").focus()
         for _ in range(100):  # roots, one below the other
@@ -332,12 +333,16 @@ class Visit:
     def overview(self) -> None:
         self.page.get_by_role("link", name="Overview").click()
         self.page.locator(".chart").first.wait_for()
+        load = [f"load-{number}" for number in range(4)]
+        self.page.evaluate(STREAMS, [self.given.api_key, "Some gardens have a wall.", load])
         for number in range(4):
             self.ask_engine(f"Count from {number}: ")
             self.page.wait_for_timeout(1500)  # metrics are read every two seconds
         self.seen["figures"] = self.page.locator(".figures").inner_text()
         self.seen["charts"] = self.page.locator(".chart").all_inner_texts()
         self.look("overview")
+        for rid in load:
+            self.manage("/abort_request", {"rid": rid})
 
     def gateway(self) -> None:
         page = self.page

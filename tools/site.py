@@ -17,6 +17,9 @@ from bough.cli.flags import ENVIRONMENT_PREFIX
 from bough.cli.gateway import ENVIRONMENT_PREFIX as GATEWAY_PREFIX
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
 from bough.core.settings import ALIASES, GROUPS, all_fields
+from bough.gateway.app import NATIVE_PATHS, PREFIXES
+from bough.gateway.core import Gateway
+from bough.gateway.management import Management
 from tools.code_pages import commands_page, errors_page
 from tools.openapi import document
 
@@ -35,6 +38,14 @@ OTHER_VARIABLES = {
     "BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR": "where the `file` back end of [stores](stores.md) keeps pages",
     "BOUGH_CLUSTER_KEY": "the secret that [the hosts of one engine](scaling.md#several-hosts) share",
 }
+# Of the gateway, behind its prefix: flags that may be given repeatedly, and its file.
+GATEWAY_VARIABLES = {
+    "API_KEY": "a key that opens the gateway's API: `--api-key`",
+    "WORKER_URLS": "`--worker-urls`, with spaces or commas between them",
+    "SELECTOR": "`--selector`, with spaces or commas between the labels",
+    "CONFIG": "`--config`: its [file](gateway.md#configuration-file)",
+}
+KEYS = {"open": "none", "api": "the API's", "admin": "for management"}
 TYPED = {"type", "anyOf", "$ref", "enum", "const"}  # of a schema that says what a value is
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -54,6 +65,8 @@ def settings_page() -> str:
     ]
     lines += ["", "## Other variables", "", "| variable | |", "|---|---|"]
     lines += [f"| `{name}` | {about} |" for name, about in OTHER_VARIABLES.items()]
+    lines += [f"| `{GATEWAY_PREFIX}{name}` | {about} |" for name, about in GATEWAY_VARIABLES.items()]
+    lines += ["| `AIP_PREDICT_ROUTE` | the path of Vertex AI's route; `/vertex_generate` when left out |"]
     return "\n".join(lines) + "\n"
 
 
@@ -99,8 +112,35 @@ def endpoints_page() -> str:
         lines += ["", f"## {tag.capitalize()}"]
         for _, method, path, operation in found:
             lines += ["", f"### {method.upper()} {path}", "", operation["summary"] + ".", ""]
-            lines += _body(operation, schemas) + _answers(operation)
-    return "\n".join(lines) + "\n"
+            lines += _queries(operation) + _body(operation, schemas) + _answers(operation)
+    return "\n".join([*lines, *_of_gateway()]) + "\n"
+
+
+def _of_gateway() -> list[str]:
+    passed_on = ", ".join(f"`{path}`" for path in (*(f"{prefix}…" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
+    lines = ["", "## The gateway", "", f"It passes on to its workers: {passed_on}. It answers these itself;"]
+    lines += ["[its page](gateway.md#workers) says what each takes and gives.", "", "| route | key |", "|---|---|"]
+    return lines + [f"| `{method} {path}` | {KEYS[access]} |" for method, path, access in gateway_routes()]
+
+
+def gateway_routes() -> list[tuple[str, str, str]]:
+    """The gateway's own: method, path and key."""
+    named = {"([^/]+)": "{id}", "(.+)": "{model}", "((?:/[^/]*)?)": ""}  # parts of patterns, as a page writes them
+    routes = []
+    for pattern, methods in Management(Gateway(GatewaySettings()))._routes:
+        path = pattern.pattern
+        for part, name in named.items():
+            path = path.replace(part, name)
+        routes += [(method, path, access) for method, (_, access) in methods.items()]
+    return routes
+
+
+def _queries(operation: dict[str, Any]) -> list[str]:
+    given = [each for each in operation.get("parameters", ()) if each["in"] == "query"]
+    if not given:
+        return []
+    rows = [f"| `{each['name']}` | {_type(each['schema'])} | {_cell(each['description'])} |" for each in given]
+    return ["| in the query | type | |", "|---|---|---|", *rows, ""]
 
 
 def _body(operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:

@@ -117,6 +117,7 @@ def test_the_model_may_be_an_argument_and_a_configuration_alone(capsys: Capture,
     assert "given twice" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled, which quantise")
 def test_what_fits_with_fewer_bits_is_said_with_its_flags(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.cli.bench import MENU
 from bough.cli.flags import OTHER_VARIABLES
 from bough.core.gateway_settings import gateway_fields
 from bough.core.settings import ALIASES, all_fields
@@ -92,6 +93,14 @@ def test_every_extra_is_on_the_page_on_installing() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     users = extras - {"bench", "dev", "docs"}  # the others are for developers
     assert not [extra for extra in users if f"`{extra}`" not in text_of("install")]
+
+
+def test_every_benchmark_is_on_its_page_and_those_of_a_checkout_come_last() -> None:
+    rows = re.findall(r"^\| `bough bench (.+?) \|", text_of("benchmarking"), re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"[a-z-]+", row)]
+    assert sorted(listed) == sorted(MENU.commands)
+    of_checkout = {name for name, command in MENU.commands.items() if command.module.startswith("tests.")}
+    assert set(listed[listed.index("online") :]) == of_checkout
 
 
 def test_the_targets_of_make_that_pages_name_exist() -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from bough.cli.flags import OTHER_VARIABLES
+from bough.cli.gateway import _parser, settings_from
 from bough.core.settings import all_fields
 from bough.version import __version__
 from tools import site
@@ -68,6 +69,25 @@ def test_the_generated_pages_have_every_setting_and_every_route() -> None:
     routes = site.document()["paths"]
     assert not [f"{m} {p}" for p, ms in routes.items() for m in ms if f"### {m.upper()} {p}\n" not in endpoints]
     assert "| `messages` | list of object |" in endpoints
+    queries = [each["name"] for ms in routes.values() for each in ms.get("get", {}).get("parameters", ())]
+    assert not [name for name in queries if f"| `{name}` |" not in endpoints and f"{{{name}}}" not in endpoints]
+
+
+def test_the_gateways_own_routes_and_variables_are_on_the_pages() -> None:
+    endpoints, told, variables = site.endpoints_page(), (site.ROOT / "docs" / "gateway.md").read_text(), set()
+    routes = site.gateway_routes()
+    assert ("POST", "/workers/{id}/drain", "admin") in routes and ("GET", "/ui", "open") in routes
+    assert not [f"{method} {path}" for method, path, _ in routes if f"| `{method} {path}` |" not in endpoints]
+    assert not [path for _, path, _ in routes if f" {path}`" not in told and f"`{path}`" not in told]
+
+    class Asked(dict[str, str]):
+        def get(self, name: str, default: Any = None) -> Any:
+            variables.add(name)
+            return default
+
+    settings_from(_parser().parse([]), environ=Asked())
+    page = site.settings_page()
+    assert len(variables) > 40 and not [name for name in variables if f"`{name}`" not in page]
 
 
 def test_every_sentence_that_is_raised_is_on_the_page_of_errors() -> None:

@@ -14,7 +14,10 @@ from bough.loader.config import read_config
 from bough.loader.load import open_source, packed_size
 from bough.loader.locate import ModelFiles
 from bough.loader.source import SafetensorsSource
+from bough.native.library import load_library
 from tests.loader.conftest import MakeGguf
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from bough.server.page import page_files
+from tests.multimodal.checkpoints import SPECS, write_model
 from tests.system import foreign
 from tests.system.gateways import running_gateway
 from tests.system.serving import running
+from tests.system.test_serve_media import FLAGS, TEMPLATE
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "clients" / "ui"
 AXE = SOURCE / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KEYS = ("--api-key", "user-key", "--admin-api-key", "admin-key")
+TIERS = ("--enable-hierarchical-cache", "--hicache-size", "1")
 with_builder = pytest.mark.skipif(
     not (SOURCE / "node_modules" / ".bin" / "vite").exists(), reason="`make ui` installs what builds the page"
 )
@@ -40,7 +43,7 @@ def test_the_committed_files_are_built_from_the_source(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[dict[str, Any]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     foreign.require("playwright")
     if CHROMIUM is None:
         pytest.skip("no Chromium here; the distribution's package `chromium` has one")
@@ -48,8 +51,12 @@ def seen() -> Iterator[dict[str, Any]]:
     flags += ["--axe", str(AXE)] if AXE.exists() else []
     if folder := os.environ.get("BOUGH_SCREENSHOTS"):
         flags += ["--screenshots", str(ROOT / folder)]
+    images = tmp_path_factory.mktemp("images")
+    write_model(images, "llava")
+    (images / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", SPECS["llava"].place))
     with (
-        running(*KEYS, "--max-total-tokens", "20000") as server,
+        running(*KEYS, *TIERS, "--max-total-tokens", "20000") as server,
+        running(str(images), *FLAGS, "--served-model-name", "sees-images", *KEYS) as seeing,
         # One server under two names is two workers.
         running_gateway(
             "--worker-urls",
@@ -60,7 +67,7 @@ def seen() -> Iterator[dict[str, Any]]:
             *KEYS,
         ) as gateway,  # fmt: skip
     ):
-        found = foreign.what_it_saw("page", server.url, "--gateway", gateway.url, *flags)
+        found = foreign.what_it_saw("page", server.url, "--gateway", gateway.url, "--images", seeing.url, *flags)
         yield found | {"servers": sorted(urlsplit(url).netloc for url in (server.url, gateway.url))}
 
 
@@ -72,7 +79,7 @@ def cached(stats: str) -> int:
 
 @pytest.mark.slow
 def test_chat_streams_branches_and_stops(seen: dict[str, Any]) -> None:
-    assert seen["asked_for_key"] == "Keys"
+    assert seen["asked_for_key"] == "Keys" and "not accept" in seen["wrong_key"]
     assert seen["sizes_while_streaming"] > 3, "the answer grew before it was complete"
     assert "tokens/s" in seen["first_stats"] and "first after" in seen["first_stats"]
     assert cached(seen["branch_stats"]) > cached(seen["second_stats"]) > 0, "a branch shares what stands before it"
@@ -82,7 +89,7 @@ def test_chat_streams_branches_and_stops(seen: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_settings_reach_the_engine(seen: dict[str, Any]) -> None:
-    assert "not JSON" in seen["bad_schema"]
+    assert "not JSON" in seen["bad_schema"] and "top_p" in seen["refused"], "the server's own sentence"
     assert re.fullmatch(r'\{\s*"tree":\s*"(oak|elm)"\s*\}', seen["structured"].strip())
 
 
@@ -97,6 +104,14 @@ def test_a_tool_is_called_and_its_result_goes_back(seen: dict[str, Any]) -> None
 @pytest.mark.slow
 def test_two_settings_answer_side_by_side(seen: dict[str, Any]) -> None:
     assert [stats.split()[0] for stats in seen["compared"]] == ["5", "9"] and seen["sides_left"] == 1
+
+
+@pytest.mark.slow
+def test_two_models_answer_side_by_side_and_images_go_to_the_one_that_takes_them(seen: dict[str, Any]) -> None:
+    assert [head.split()[0] for head in seen["heads"]] == ["A", "B"] and "sees-images" in seen["heads"][0]
+    assert seen["images_for_both"] == 0, "one of the two takes none"
+    assert seen["shown_to"] == "sees-images" and seen["image_parts"] == ["image_url", "text"]
+    assert "tokens" in seen["image_stats"] and seen["image_width"] == 300
 
 
 @pytest.mark.slow
@@ -121,6 +136,9 @@ def test_the_tree_follows_the_engine(seen: dict[str, Any]) -> None:
     assert seen["clock_after"] > seen["clock_before"] and not seen["changed_while_paused"]
     assert re.match(r"\d+ tokens from \d+, \d+ hits", seen["node"])
     assert seen["text"].strip()
+    held, back = seen["stepped_back"]
+    assert back < held and seen["stepped_forth"], "a pause leads back through what was shown"
+    assert seen["nodes_after_eviction"].split()[0] in ("1", "2")
 
 
 @pytest.mark.slow
@@ -141,6 +159,12 @@ def test_a_tree_of_thousands_of_nodes_is_drawn(seen: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
+    told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Ended incomplete", "Retractions")
+    assert not [name for name in told if name not in seen["figures"]]
+    assert re.search(r"Running\s+[45]\b", seen["figures"]), "four streams, and perhaps the last question"
+    for title in ("Time to the first token", "Gap between tokens", "Time in the queue"):
+        (chart,) = (text for text in seen["charts"] if text.startswith(title))
+        assert re.search(r"half ≤ .+ in all$", chart, re.DOTALL), "the histogram has values"
     assert seen["workers"].count("closed") == 2, "both workers, with their breakers"
     assert sum(map(int, re.findall(r"\((\d+) %\)", seen["workers"]))) == 100, "what each was sent of all requests"
     assert "tokens" in seen["gateway_stats"]

@@ -31,7 +31,7 @@ let redraw = (): void => undefined; // of the view, while it is shown
 export function Chat(): VNode {
   const [, setTick] = useState(0);
   const [models, setModels] = useState<string[]>([]);
-  const [seesImages, setSeesImages] = useState(false);
+  const [seeing, setSeeing] = useState<string[]>([]); // models that take images
   const [status, setStatus] = useState("");
   const sides = compares ? both : both.slice(0, 1);
 
@@ -44,9 +44,9 @@ export function Chat(): VNode {
       });
     };
     const ask = (): void => {
-      void describeModels().then(([names, images]) => {
+      void modelNames().then((names) => {
         setModels(names);
-        setSeesImages(images);
+        void whichSee(names).then(setSeeing);
       }, (error) => setStatus(messageOf(error)));
     };
     ask();
@@ -58,6 +58,7 @@ export function Chat(): VNode {
     };
   }, []);
 
+  const modelOf = ({ sampling }: Side): string => (models.includes(sampling.model) ? sampling.model : models[0] ?? "");
   const answer = async (side: Side, question: Turn): Promise<void> => {
     setStatus("The answer begins.");
     const control = new AbortController();
@@ -66,8 +67,7 @@ export function Chat(): VNode {
     side.running = control;
     turn.busy = true;
     redraw();
-    const model = models.includes(sampling.model) ? sampling.model : models[0] ?? "";
-    await generate(conversation, turn, model, sampling, control.signal, () => redraw());
+    await generate(conversation, turn, modelOf(side), sampling, control.signal, () => redraw());
     turn.busy = false;
     if (side.running === control) side.running = null;
     redraw();
@@ -77,11 +77,11 @@ export function Chat(): VNode {
     <div class="chat">
       <section class="talk" aria-label="Conversation">
         <div class="sides">
-          {sides.map((side) => <Talk key={side.name} side={side} alone={!compares} model={models[0] ?? ""} onAnswer={(turn) => void answer(side, turn)} />)}
+          {sides.map((side) => <Talk key={side.name} side={side} alone={!compares} model={modelOf(side)} onAnswer={(turn) => void answer(side, turn)} />)}
         </div>
         <p role="status" class="visually-hidden">{status}</p>
         <Composer
-          images={seesImages}
+          images={sides.every((side) => seeing.includes(modelOf(side)))}
           busy={sides.some(({ running }) => running !== null)}
           onSend={(text, images) => {
             for (const side of sides) void answer(side, side.conversation.add(side.conversation.shown.at(-1)?.id ?? ROOT, "user", text, images));
@@ -106,7 +106,10 @@ export function Chat(): VNode {
             {compares && <h2>{side.name}</h2>}
             <SamplingForm
               key={side.name} side={side.stored} label={compares ? `Settings of ${side.name}` : "Settings of answers"} models={models}
-              onChange={(next) => (side.sampling = next)}
+              onChange={(next) => {
+                side.sampling = next;
+                redraw(); // what is shown follows the model
+              }}
             />
           </>
         ))}
@@ -161,12 +164,15 @@ function Talk({ side, alone, model, onAnswer }: TalkProps): VNode {
   );
 }
 
-async function describeModels(): Promise<[string[], boolean]> {
+async function modelNames(): Promise<string[]> {
   const models = await json<{ data: { id: string }[] }>("/v1/models");
-  const names = models.data.map(({ id }) => id);
-  // Behind a gateway there may be engines of other kinds, which do not tell.
-  const known = await json<{ capabilities?: string[] }>("/api/show", { body: { model: names[0] } }).catch(() => null);
-  return [names, known?.capabilities?.includes("vision") ?? false];
+  return models.data.map(({ id }) => id);
+}
+
+/** Behind a gateway there may be engines of other kinds, which do not tell. */
+async function whichSee(names: string[]): Promise<string[]> {
+  const told = await Promise.all(names.map((model) => json<{ capabilities?: string[] }>("/api/show", { body: { model } }).catch(() => null)));
+  return names.filter((_, index) => told[index]?.capabilities?.includes("vision"));
 }
 
 interface ComposerProps {

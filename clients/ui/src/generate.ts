@@ -50,7 +50,7 @@ export async function generate(
           promptTokens: prompt_tokens,
           cachedTokens: prompt_tokens_details?.cached_tokens ?? 0,
           outputTokens: completion_tokens,
-          firstTokenS: (first - began) / 1000,
+          firstTokenS: ((first || performance.now()) - began) / 1000, // an answer may be empty
           tokensPerS: ((completion_tokens - 1) * 1000) / (performance.now() - first),
           finish,
         };

@@ -28,16 +28,24 @@ function place(): [string, string] {
   return view in VIEWS ? [view, decodeURIComponent(about)] : ["chat", ""];
 }
 
+interface Asked {
+  first: Access;
+  refused: boolean; // the key that was given, by the server
+}
+
 function App(): VNode {
   const [[view, about], setView] = useState(place);
-  const [asked, setAsked] = useState<Access | null>(null);
+  const [asked, setAsked] = useState<Asked | null>(null);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
     const go = (): void => {
       setView(place());
       main.current?.focus();
     };
-    const want = (event: Event): void => setAsked((event as CustomEvent<Access>).detail);
+    const want = (event: Event): void => {
+      const first = (event as CustomEvent<Access>).detail;
+      setAsked({ first, refused: keys.get(first) !== "" });
+    };
     window.addEventListener("hashchange", go);
     window.addEventListener("bough-key-wanted", want);
     return () => {
@@ -58,15 +66,15 @@ function App(): VNode {
             <a key={name} href={`#${name}`} aria-current={name === view ? "page" : undefined}>{label}</a>
           ))}
         </nav>
-        <button type="button" class="quiet" onClick={() => setAsked("api")}>Keys</button>
+        <button type="button" class="quiet" onClick={() => setAsked({ first: "api", refused: false })}>Keys</button>
       </header>
       <main ref={main} tabIndex={-1} aria-label={title}>{show(about)}</main>
-      {asked && <KeyDialog first={asked} onClose={() => setAsked(null)} />}
+      {asked && <KeyDialog {...asked} onClose={() => setAsked(null)} />}
     </>
   );
 }
 
-function KeyDialog({ first, onClose }: { first: Access; onClose: () => void }): VNode {
+function KeyDialog({ first, refused, onClose }: Asked & { onClose: () => void }): VNode {
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => dialog.current?.showModal(), []);
   const save = (event: SubmitEvent): void => {
@@ -85,6 +93,7 @@ function KeyDialog({ first, onClose }: { first: Access; onClose: () => void }): 
     <dialog ref={dialog} onClose={onClose} aria-labelledby="keys">
       <form onSubmit={save}>
         <h2 id="keys">Keys</h2>
+        {refused && <p class="error" role="alert">The server did not accept the key.</p>}
         <p>{first === "admin" ? "This needs the management key." : "Data of this server may need a key."} It stays in this tab.</p>
         {field("api", "API key")}
         {field("admin", "Management key")}

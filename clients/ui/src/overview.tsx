@@ -72,7 +72,7 @@ function OfServer({ pages, last }: Props): VNode {
             note={`tokens read, ${count(stored)} written, ${count(last.sum("hicache_storage_failures_total"))} failures`} />
         )}
         <Figure label="Prompt tokens cached" value={percent(last.mean("cache_hit_rate"))} />
-        <Figure label="Device busy" value={percent(last.mean("device_busy_share"))} />
+        <Figure label="Device busy" value={percent(last.mean("device_busy_share"))} note="while there was work" />
         <Figure label="Ended incomplete" value={count(last.sum("num_aborted_requests_total"))} note={`of ${count(last.sum("num_requests_total"))}`} />
         <Figure label="Retractions" value={count(last.sum("num_retracted_requests_total"))} />
         <Figure label="Evicted tokens" value={count(last.sum("evicted_tokens_total"))} />

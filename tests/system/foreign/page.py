@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,12 @@ FRAMES = """async () => {
   }
   return 60 / ((performance.now() - began) / 1000);
 }"""
-BOTH = """([key, text, rids]) => {
+STREAMS = """([key, text, rids]) => {
   const headers = {authorization: 'Bearer ' + key, 'content-type': 'application/json'};
   const sampling_params = {max_new_tokens: 4000, ignore_eos: true};
   for (const rid of rids)
-    fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params})}).catch(() => {});
+    fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params, stream: true})})
+      .then(answer => answer.text()).catch(() => {});
 }"""
 SHARED = (
     """[...document.querySelectorAll('td')].map(cell => cell.textContent).find(text => text.startsWith('2: request'))"""
@@ -77,6 +79,7 @@ class Visit:
         self.page, self.given = page, given
         self.seen: dict[str, Any] = {"violations": {}, "errors": [], "hosts": [], "too_wide": []}
         self.bearer = {"authorization": f"Bearer {given.api_key}"}
+        self.manager = {"authorization": f"Bearer {given.admin_key}"}
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: self.seen["errors"].append(str(error)))
         page.on("request", lambda request: self.seen["hosts"].append(request.url.split("/")[2]))
@@ -122,6 +125,9 @@ class Visit:
         page.wait_for_function(PAINTED)
         seen["first_paint_ms"] = page.evaluate(PAINTED)
         seen["asked_for_key"] = page.locator("dialog h2").inner_text()
+        page.locator("dialog input[name=api]").fill("no-key-of-this-server")
+        page.get_by_role("button", name="Use", exact=True).click()
+        seen["wrong_key"] = page.locator("dialog .error").inner_text()
         self.give_key("api", self.given.api_key)
         page.get_by_label("Most tokens").fill("40")
         page.get_by_label("Temperature").fill("0")
@@ -150,6 +156,10 @@ class Visit:
         page.get_by_role("button", name="Stop").click()
         seen["stopped"] = page.locator(".message.assistant .error").inner_text()
 
+        page.get_by_label("Top p").fill("7")
+        self.say("Is that allowed?")
+        seen["refused"] = page.locator(".message.assistant .error").nth(1).inner_text()
+        page.get_by_label("Top p").fill("")
         page.get_by_label("JSON schema of the answer").fill("{")
         self.say("JSON, please.")
         seen["bad_schema"] = page.locator(".message.assistant .error").last.inner_text()
@@ -259,6 +269,13 @@ class Visit:
         self.ask_engine("Something that nobody has said before.")
         page.wait_for_timeout(2500)  # a snapshot comes once a second
         seen["changed_while_paused"] = self.clock() != held
+        steps = page.locator(".controls input[type=range]")
+        steps.press("Home")
+        page.locator(".controls label", has_text=" before").wait_for()
+        seen["stepped_back"] = [held, self.clock()]
+        steps.press("End")
+        page.locator(".controls label", has_text="latest").wait_for()
+        seen["stepped_forth"] = self.clock() == held
 
     def readers(self) -> None:
         """Two long requests with one prompt: the node that they share names both, and leads to their timelines."""
@@ -266,7 +283,7 @@ class Visit:
         page.get_by_role("link", name="Timelines").click()
         page.get_by_role("link", name="Tree").click()
         page.locator("canvas").wait_for()
-        page.evaluate(BOTH, [self.given.api_key, "Some gardens have a wall, some have a hedge. " * 20, rids])
+        page.evaluate(STREAMS, [self.given.api_key, "Some gardens have a wall, some have a hedge. " * 20, rids])
         page.wait_for_function(f"() => {SHARED}")
         page.locator("canvas").focus()
         for _ in range(100):  # roots, one below the other
@@ -280,8 +297,19 @@ class Visit:
         page.locator(".node a").first.click()
         seen["reader"] = page.locator("h2", has_text="A request that runs").inner_text()
         seen["rids_on_the_page"] = [rid for rid in rids if rid in page.content()]
-        for rid in rids:
-            page.request.post(f"{self.given.url}/abort_request", headers=self.bearer, data={"rid": rid})
+        for rid in rids:  # else they would go on while frames are counted
+            self.manage("/abort_request", {"rid": rid})
+
+    def eviction(self) -> None:
+        """Nodes that the engine has let go are gone from the picture."""
+        page = self.page
+        page.get_by_role("link", name="Tree").click()
+        page.locator("canvas").wait_for()
+        self.manage("/flush_cache?timeout=30", {})
+        page.locator("canvas[aria-label^='Radix tree of 0 nodes']").wait_for()
+        self.ask_engine("The first sentence after all others were forgotten: ")
+        page.wait_for_function("() => !document.querySelector('canvas').ariaLabel.startsWith('Radix tree of 0 nodes')")
+        self.seen["nodes_after_eviction"] = page.locator(".figure dd").first.inner_text()
 
     def large_tree(self) -> None:
         """The page alone: the engine shows fewer nodes."""
@@ -295,17 +323,26 @@ class Visit:
         self.seen["node_of_many"] = page.locator(".node").inner_text()
         page.unroute("**/ui/tree")
 
+    def manage(self, path: str, body: dict[str, Any], url: str | None = None) -> None:
+        answer = self.page.request.post(f"{url or self.given.url}{path}", headers=self.manager, data=body)
+        assert answer.ok, answer.text()
+
     def clock(self) -> int:
         return int(self.page.evaluate(CLOCK))
 
     def overview(self) -> None:
         self.page.get_by_role("link", name="Overview").click()
         self.page.locator(".chart").first.wait_for()
+        load = [f"load-{number}" for number in range(4)]
+        self.page.evaluate(STREAMS, [self.given.api_key, "Some gardens have a wall.", load])
         for number in range(4):
             self.ask_engine(f"Count from {number}: ")
             self.page.wait_for_timeout(1500)  # metrics are read every two seconds
         self.seen["figures"] = self.page.locator(".figures").inner_text()
+        self.seen["charts"] = self.page.locator(".chart").all_inner_texts()
         self.look("overview")
+        for rid in load:
+            self.manage("/abort_request", {"rid": rid})
 
     def gateway(self) -> None:
         page = self.page
@@ -327,11 +364,43 @@ class Visit:
         self.seen["routed"] = page.get_by_role("region", name="Routing decisions").locator("tbody").inner_text()
         self.look("gateway")
 
+    def two_models(self) -> None:
+        """A worker with another model joins: both answer side by side, and the one that takes images is shown one."""
+        page, seen = self.page, self.seen
+        worker = {"url": self.given.images, "api_key": self.given.api_key}
+        self.manage("/workers", worker, self.given.gateway)
+        models = f"{self.given.gateway}/v1/models"
+        while len(names := page.request.get(models, headers=self.bearer).json()["data"]) < 2:
+            page.wait_for_timeout(200)
+        sees, reads = sorted((model["id"] for model in names), key=lambda name: name != "sees-images")
+        page.goto(f"{self.given.gateway}/ui#chat")
+        page.reload()
+        page.get_by_label("System prompt").fill("")
+        self.press("Compare two")
+        for side, model in (("A", sees), ("B", reads)):
+            page.get_by_role("form", name=f"Settings of {side}").get_by_label("Model").select_option(model)
+        seen["images_for_both"] = page.locator("input[type=file]").count()
+        self.say("Name three trees.")
+        for name in "AB":
+            page.get_by_role("log", name=f"Messages of {name}").locator(".stats").wait_for()
+        seen["heads"] = page.get_by_role("log").locator("h2").all_inner_texts()
+        self.press("One side")
+        page.locator("input[type=file]").wait_for(state="attached")
+        png = base64.b64decode(page.evaluate("document.createElement('canvas').toDataURL()").partition(",")[2])
+        page.locator("input[type=file]").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": png})
+        page.get_by_role("button", name="Remove image 1").wait_for()
+        with page.expect_request("**/v1/chat/completions") as sent:
+            self.say("What is on it?")
+        seen["shown_to"] = sent.value.post_data_json["model"]
+        seen["image_parts"] = [part["type"] for part in sent.value.post_data_json["messages"][-1]["content"]]
+        seen["image_stats"] = self.answered(1)
+        seen["image_width"] = page.locator(".message.user img").evaluate("image => image.naturalWidth")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
-    for flag in ("--chromium", "--gateway", "--api-key", "--admin-key", "--axe", "--screenshots"):
+    for flag in ("--chromium", "--gateway", "--images", "--api-key", "--admin-key", "--axe", "--screenshots"):
         parser.add_argument(flag)
     given = parser.parse_args()
     with sync_playwright() as playwright:
@@ -345,9 +414,11 @@ def main() -> None:
             visit.timelines,
             visit.tree,
             visit.readers,
+            visit.eviction,
             visit.large_tree,
             visit.overview,
             visit.gateway,
+            visit.two_models,
         ):
             view()
         browser.close()

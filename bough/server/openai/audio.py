@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import re
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
@@ -23,8 +24,31 @@ from bough.speech.sound import FloatArray, decode
 from bough.speech.transcriber import Segment, Task, Transcriber
 
 MAX_PARTS = 64  # of a form
+DECODERS = 4  # recordings that are decoded at the same time
+MOST_HELD = 4 * 3600 * SAMPLE_RATE  # samples of all recordings that are being heard: a gigabyte
+LOOK_S = 0.1
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
+
+
+class Recordings:
+    """Decodes recordings, and bounds what they hold together: hours of silence make a small file. Those beyond wait
+    until others have been heard."""
+
+    def __init__(self) -> None:
+        self._decoders, self._held = asyncio.Semaphore(DECODERS), 0
+
+    async def read(self, file: bytes) -> FloatArray:
+        async with self._decoders:
+            sound = await asyncio.to_thread(decode, file)
+            while self._held and self._held + len(sound) > MOST_HELD:
+                await asyncio.sleep(LOOK_S)
+        self._held += len(sound)
+        weakref.finalize(sound, self._release, len(sound))
+        return sound
+
+    def _release(self, samples: int) -> None:
+        self._held -= samples
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, list[bytes]]:
@@ -59,6 +83,7 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
     answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any], "other_types": (EVENTS,)}
     given, name = context.model.limits.get("speech"), context.model.name
     speech = None if given is None else msgspec.convert(given, SpeechConfig)
+    recordings = Recordings()
 
     async def answer(request: Request, translate: bool = False) -> Response:
         if speech is None:
@@ -72,7 +97,7 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
             raise RequestError(f"{name} knows English only; leave language out.", field="language")
         if not file:
             raise RequestError("file is missing: send the recording as a part of the form.", field="file")
-        sound = await asyncio.to_thread(decode, file)
+        sound = await recordings.read(file)
         transcriber = Transcriber(context.client, context.read_inputs, context.require_tokenizer(), speech)
         task = msgspec.structs.replace(task, language=task.language or await transcriber.language(sound))
         if task.stream:

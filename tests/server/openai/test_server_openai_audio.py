@@ -22,6 +22,7 @@ from bough.core.speech import SpeechConfig
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import Generate
 from bough.server.context import ServerContext
+from bough.server.openai import audio
 from bough.server.openai.audio import read_form
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -258,3 +259,20 @@ def test_forms_are_read_as_they_are_written() -> None:
     request = httpx.Request("POST", "http://x", files={name: ("n", value) for name, value in fields.items()})
     form = read_form(request.headers["content-type"], request.read())
     assert form == {"a": [fields["a"]], "b": [fields["b[]"]], "file": [fields["file"]]}
+
+
+def test_recordings_wait_until_others_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(audio, "MOST_HELD", 3 * audio.SAMPLE_RATE)
+        recordings = audio.Recordings()
+        first = await recordings.read(wav(2.0))
+        second = asyncio.create_task(recordings.read(wav(2.0)))
+        await asyncio.sleep(5 * audio.LOOK_S)
+        assert not second.done()
+        del first
+        assert len(await second) == 2 * audio.SAMPLE_RATE
+        long = asyncio.create_task(recordings.read(wav(4.0)))  # longer than all may be together
+        del second
+        assert len(await long) == 4 * audio.SAMPLE_RATE
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -32,7 +32,8 @@ from bough.scheduler.handover import Passing
 from bough.scheduler.request import Request
 
 FOREIGN = 1 << 14  # the client number of requests that decode engines bring
-OTHER_PROMPT = "The two engines have got different prompts for one bootstrap_room."
+OTHER_PROMPT = "The two engines have got different prompts, or adapters, for one bootstrap_room."
+FAR_MEDIA = "Its media lie in memory of another host."
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +89,7 @@ class PrefillSide(Side):
             raise RequestError("bootstrap_room must name one request, for both engines.", field="bootstrap_room")
 
     def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
-        if message.bootstrap is None or message.bootstrap.room is None:
+        if message.bootstrap is None or message.bootstrap.room is None or self.stays(message):
             return False
         if ticket is None:
             request.end_after_one()  # else what its grammar forces around that token belongs to it
@@ -98,12 +99,15 @@ class PrefillSide(Side):
         return True
 
     def passed(self) -> list[Passing]:
-        while self._parcels and all(ticket.ready() for ticket in self._parcels[0].tickets):
+        self._send_parcels()
+        return super().passed()
+
+    def _send_parcels(self, all_of_them: bool = False) -> None:
+        while self._parcels and (all_of_them or all(ticket.ready() for ticket in self._parcels[0].tickets)):
             parcel = self._parcels.popleft()
             for ticket in parcel.tickets:
                 ticket.wait()
             self._deliver(parcel)
-        return super().passed()
 
     def _room(self, number: int) -> Room:
         until_s = self._clock() + self._settings.disaggregation_claim_timeout_s
@@ -114,7 +118,7 @@ class PrefillSide(Side):
         request, claim = room.request, room.claim
         if request is None or claim is None:
             return
-        if claim.digest != wire.digest_of(request.tokens, request.namespace):
+        if claim.digest != wire.digest_of(request):
             self._passing.append((request, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
             return
         room.next_page, room.tokens = claim.have // self._limits.page_size, len(request.tokens)
@@ -156,6 +160,9 @@ class PrefillSide(Side):
         if objection:
             self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
             return
+        if claim.request is not None and claim.request.media is not None and not near:
+            self._link.send(peer, Failed(claim.room, FAR_MEDIA, here=True))
+            return
         room = self._room(claim.room)
         room.claim, room.peer = msgspec.structs.replace(claim, request=None), peer
         room.lent = library or (backend != "tcp" and near)
@@ -191,6 +198,8 @@ class PrefillSide(Side):
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def launched(self, step: PlannedStep) -> None:
+        # The result of the step before is what the loop waits for next; its pages must not wait for that of this one.
+        self._send_parcels(all_of_them=True)
         for chunk in step.chunks if self._of else ():
             room = self._of.get(chunk.request.handle)
             if room is not None:

@@ -5,14 +5,17 @@ The bytes cross the bus on a stream of their own, in pieces, so that a long copy
 What is copied in lands in a ring of buffers while earlier steps run, and is scattered to its pages behind them, on a
 second stream: of all copies for a step what the first layers read comes first. A step that runs kernel by kernel waits
 for each part when a layer reads it; any other waits for the whole. What is copied out `beside` the steps is gathered on
-the copies' stream too; later steps wait for other copies out. A copy is asynchronous, and comes in parts, where the
-caller's buffer is pinned.
+the copies' stream too; later steps wait for other copies out. A copy in is asynchronous, and comes in parts, where the
+caller's buffer is pinned. What goes out to a buffer that is not, leaves part by part behind the layers that compute it,
+while later ones are at work: to pinned memory, from which a thread puts it into its place.
 """
 
 import ctypes
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -22,12 +25,14 @@ from bough.core.control import CommandResult, CopyPagesIn, CopyPagesOut
 from bough.core.errors import EngineDeadError
 from bough.core.plan import IntArray
 from bough.distributed.group import RankGroup
+from bough.executor import staging
 from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 
 PIECE_BYTES = 64 << 20  # of a copy out
 RING, LEAST_RING, RING_BYTES = 16, 4, 16 << 20  # pieces that may have come in before they are scattered
-# A part of a copy in has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
+STAGED = 16  # pieces on their way through pinned memory; then the next waits
+# A part of a copy has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
 PARTS, PART_BYTES = 8, 16 << 10
 
 
@@ -45,14 +50,17 @@ class PageCopy:
     ended: torch.cuda.Event
     event: torch.cuda.Event
     pieces: float = 0.0
+    placed: list[Future[None]] = field(default_factory=list)  # by the thread
 
     def ready(self) -> bool:
         self.bring()
-        return bool(self.event.query())
+        return bool(self.event.query()) and all(each.done() for each in self.placed)
 
     def wait(self) -> CommandResult:
         self.bring()
         self.event.synchronize()
+        for each in self.placed:
+            each.result()
         return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces)
 
 
@@ -67,27 +75,46 @@ class PageCopies:
         self._next = 0
         self._asked: list[PageCopy] = []  # copies in that are not queued yet
         self._due: list[tuple[int, torch.cuda.Event]] = []  # what steps have not waited for, by its first layer
+        self._placer, self._placing = ThreadPoolExecutor(1, "pages"), deque[Future[None]]()
+        self._marks: list[tuple[int, torch.cuda.Event]] | None = None  # when the last step began each of its layers
+        self._marked = False  # whether steps leave such marks: once pages have gone to memory that is not pinned
 
     @torch.inference_mode()
     def start(self, command: CopyPagesOut | CopyPagesIn) -> PageCopy:
-        pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
+        # From pinned memory and off the steps' stream: else the host would wait until all steps so far are done.
+        numbers = staging.pinned_bytes(8 * len(command.pages)).view(torch.int64)
+        numbers.copy_(torch.from_numpy(command.pages))
+        with torch.cuda.stream(self._stream):
+            pages = numbers.to(self._device, non_blocking=True)
+        host, steps = torch.from_numpy(command.buffer), torch.cuda.current_stream(self._device)
         slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
         began, ended, event = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         copy = PageCopy(self.bring, self._pool.groups[command.group], pages, slots, host, began, ended, event)
-        for stream in (self._stream, self._landing):
+        for stream in (steps, self._landing):
             pages.record_stream(stream)
         if isinstance(command, CopyPagesIn):
             self._asked.append(copy)
         else:
-            self.wait_for()
+            if self._asked or self._due:  # the pages may be among those
+                self.begin_step(by_layer=False)
             self._copy_out(copy, command.beside)
         return copy
+
+    def begin_step(self, by_layer: bool) -> None:
+        """A step follows which calls `wait_for` at each layer; or something else, which has all pages from the start
+        and, being captured maybe, leaves no marks."""
+        self._marks = [] if by_layer and self._marked else None
+        self.bring()
+        if not by_layer:
+            self.wait_for()
 
     def wait_for(self, layer: int = sys.maxsize) -> None:
         """What is put on the steps' stream next may read what this layer, and those before it, keep of pages."""
         self.bring()
         while self._due and self._due[0][0] <= layer:
             torch.cuda.current_stream(self._device).wait_event(self._due.pop(0)[1])
+        if self._marks is not None and layer < sys.maxsize:
+            self._marks.append((layer, torch.cuda.current_stream(self._device).record_event()))
 
     def bring(self) -> None:
         """Queues the copies in that were asked for. Comes before the step that reads them."""
@@ -96,8 +123,10 @@ class PageCopies:
             self._landing.wait_stream(torch.cuda.current_stream(self._device))  # the pages may be in use until then
             parts = list[tuple[Part, PageCopy]]()
             for copy in asked:
-                whole = copy.pool.page_bytes
-                least = max(whole // PARTS, PART_BYTES) if copy.host.is_pinned() else whole
+                whole, pinned = copy.pool.page_bytes, copy.host.is_pinned()
+                while self._placing and not pinned:  # what is read may still be on its way there
+                    self._placing.popleft().result()
+                least = max(whole // PARTS, PART_BYTES) if pinned else whole
                 parts += [(part, copy) for part in copy.pool.parts(least)]
             for part, copy in sorted(parts, key=lambda each: each[0].layer):
                 self._bring(part, copy)
@@ -137,28 +166,61 @@ class PageCopies:
             self._next = (self._next + 1) % len(self._ring)
 
     def _copy_out(self, copy: PageCopy, beside: bool) -> None:
-        steps, pool = torch.cuda.current_stream(self._device), copy.pool
+        steps, pool, pinned = torch.cuda.current_stream(self._device), copy.pool, copy.host.is_pinned()
         alone = self._group.topology.tp_size == 1 or copy.host.shape[1] == pool.page_bytes
-        size = max(1, PIECE_BYTES // max(1, pool.page_bytes))
-        self._stream.wait_stream(steps)
-        for begin in range(0, len(copy.pages), size):
-            piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
-            # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
-            with torch.cuda.stream(self._stream if alone else steps):
-                content = pool.read_pages(piece) if alone else self._group.all_gather(pool.read_pages(piece))
-            if not alone:
+        self._marked |= alone and not pinned
+        if not alone:
+            steps.wait_stream(self._stream)  # for the numbers of the pages
+        whole = pool.page_bytes
+        for part in pool.parts(whole if pinned or not alone else max(whole // PARTS, PART_BYTES)):
+            written = [event for layer, event in self._marks or () if layer >= part.end]
+            if written:
+                self._stream.wait_event(written[0])
+            else:
                 self._stream.wait_stream(steps)
-            with torch.cuda.stream(self._stream):
-                if not begin:
-                    copy.began.record()
-                for start, end, slot in _runs(slots) if copy.host.numel() else ():  # the first rank has a buffer
-                    copy.host[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
-                if not begin:
-                    copy.ended.record()
-                    copy.pieces = len(copy.pages) / len(slots)
-            if not (alone and beside):
-                steps.wait_stream(self._stream)
+            width = part.columns.stop - part.columns.start
+            size = max(1, PIECE_BYTES // max(1, width))
+            for begin in range(0, len(copy.pages), size):
+                piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
+                # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
+                with torch.cuda.stream(self._stream if alone else steps):
+                    content = pool.read_pages(piece, part)
+                    content = content if alone else self._group.all_gather(content)
+                if not alone:
+                    self._stream.wait_stream(steps)
+                first = not copy.pieces
+                with torch.cuda.stream(self._stream):
+                    if first:
+                        copy.began.record()
+                    if copy.host.numel():  # the first rank has a buffer
+                        to = copy.host[:, part.columns.start : part.columns.start + content.shape[1]]
+                        self._send(copy, content, to, slots)
+                    if first:
+                        copy.ended.record()
+                        copy.pieces = len(copy.pages) / len(slots) * whole / max(1, width)
+                if not (alone and beside):
+                    steps.wait_stream(self._stream)
         copy.event = self._stream.record_event()
+
+    def _send(self, copy: PageCopy, content: torch.Tensor, to: torch.Tensor, slots: IntArray) -> None:
+        if copy.host.is_pinned():
+            put(content, to, slots)
+            return
+        while len(self._placing) >= STAGED:
+            self._placing.popleft().result()
+        staged = staging.pinned_bytes(content.numel()).view(content.shape)
+        staged.copy_(content, non_blocking=True)
+        copy.placed.append(self._placer.submit(put, staged, to, slots, self._stream.record_event()))
+        self._placing.append(copy.placed[-1])
+
+
+@torch.inference_mode()
+def put(content: torch.Tensor, to: torch.Tensor, slots: IntArray, behind: torch.cuda.Event | None = None) -> None:
+    """Copies lines to their places in memory of the host, once the event has happened."""
+    if behind is not None:
+        behind.synchronize()
+    for start, end, slot in _runs(slots):
+        to[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
 
 
 def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:

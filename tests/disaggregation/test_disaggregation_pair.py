@@ -354,6 +354,17 @@ def test_a_room_that_nobody_claims_ends() -> None:
     assert isinstance(reason, FinishAbort) and "Only one of the two" in reason.message and not pair.left("prefill")
 
 
+def test_a_claim_whose_request_does_not_come_ends_on_both_sides() -> None:
+    pair = EnginePair(settings=DisaggregationSettings(disaggregation_claim_timeout_s=3.0))
+    pair.ask(1, prompt_of(1, 9), bootstrap=Bootstrap("prefill", 8998, 5))
+    pair.wait(2.0)
+    assert 1 not in pair.decode.out.ended
+    pair.wait(2.0)
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "Only one of the two" in reason.message and reason.status_code == 503
+    assert not pair.left("prefill") and not pair.left("decode") and pair.used_pages() == (0, 0)
+
+
 def test_hours_of_silence_do_no_harm() -> None:
     pair = EnginePair()
     pair.ask(1, prompt_of(1, 9), max_new_tokens=3)

@@ -734,6 +734,80 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
     executor.close()
 
 
+class EarlyStream(NoStream):
+    """What is read here is read as early as the device may: it finds what pages held when the last event that this
+    stream has waited for was recorded."""
+
+    seen: tuple[torch.Tensor, ...] | None = None  # None: all that was queued
+
+    def wait_event(self, event: HostEvent) -> None:
+        self.seen = event.tensors  # type: ignore[attr-defined]
+
+    def wait_stream(self, other: object) -> None:
+        self.seen = None
+
+
+@pytest.mark.parametrize(("how", "early"), [("kernels", "EEEL"), ("a graph", "LLLL"), ("behind a copy in", "LLLL")])
+def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
+    how: str, early: str, steps: NoStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To memory that is not pinned. Each part goes as soon as its layers are done, and has their bits then; a graph
+    says nothing of its layers, and pages that are themselves on their way are waited for."""
+    config, entered, order = replace(CONFIG, num_layers=4), list[NoStream](), list[str]()
+    torch.manual_seed(0)
+    model, read_pages = build_model(config, Topology(), torch.float16, CPU), GroupPool.read_pages
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    weights = LoadedWeights(model, config, torch.float16, CPU, Topology(), 0, torch.float16)
+
+    @contextlib.contextmanager
+    def stream(current: NoStream) -> Iterator[None]:
+        entered.append(current)
+        yield
+        entered.pop()
+
+    def read_early(self: GroupPool, pages: torch.Tensor, part: Any = None) -> torch.Tensor:
+        now, at = self._tensors, entered[-1]
+        assert isinstance(at, EarlyStream), "not on the steps' stream"
+        order.append("L" if at.seen is None else "E")
+        self._tensors = now if at.seen is None else at.seen
+        try:
+            return read_pages(self, pages, part)
+        finally:
+            self._tensors = now
+
+    monkeypatch.setattr(torch.cuda, "Stream", EarlyStream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
+    executor = assemble(weights, SETTINGS, LIMITS, GraphSizes(mixed=(16,)) if how == "a graph" else GraphSizes())
+    while how == "a graph" and executor.idle():
+        pass
+    pool = executor._pool.groups[0]
+
+    def record_event() -> HostEvent:
+        event = HostEvent()
+        event.tensors = tuple(tensor.clone() for tensor in pool._tensors)  # type: ignore[attr-defined]
+        return event
+
+    monkeypatch.setattr(steps, "record_event", record_event)
+    pages, other = np.arange(1, 8, dtype=np.int32), np.array([90], dtype=np.int32)
+    buffers = [np.zeros((7, pool.page_bytes), dtype=np.uint8) for _ in range(2)]
+    executor.control(CopyPagesOut(pages, buffers[0])).wait()  # from then on steps mark their layers
+    tokens = np.array([5, 9, 17, 33, 2, 44, 50], dtype=np.int32)
+    running = executor.launch(prompt_plan(0, tokens, np.arange(1, 33, dtype=np.int32)))
+    monkeypatch.setattr(GroupPool, "read_pages", read_early)
+    if how == "behind a copy in":
+        executor.control(CopyPagesIn(other, buffers[0][:1]))
+    ticket = executor.control(CopyPagesOut(pages, buffers[1]))
+    assert "".join(order) == early
+    running.wait()
+    ticket.wait()
+    assert ticket.ready()
+    wanted = read_pages(pool, torch.from_numpy(pages))
+    assert wanted.any() and torch.equal(torch.from_numpy(buffers[1]), wanted)
+    executor.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "topk"),

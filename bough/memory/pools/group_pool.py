@@ -7,6 +7,7 @@ part after the other, where the first layers begin before the last are there.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ from bough.core.errors import ResourceError
 
 
 class Part(NamedTuple):
-    """Of a page what some layers keep, the first of them `layer`: which tensors, and which of its bytes."""
+    """Of a page what the layers from `layer` to before `end` keep: which tensors, and which of its bytes."""
 
     layer: int
+    end: int
     tensors: slice
     columns: slice
 
@@ -47,16 +49,18 @@ class GroupPool:
     def parts(self, least: int) -> list[Part]:
         """Consecutive layers together until they keep at least so many bytes of a page."""
         found, begin, begun, column = list[Part](), 0, 0, 0
-        for end, (tensor, layer) in enumerate(zip(self._tensors, self._layers, strict=True), 1):
+        following = (*self._layers[1:], sys.maxsize)
+        for end, (tensor, layer, after) in enumerate(zip(self._tensors, self._layers, following, strict=True), 1):
             column += self._by_page(tensor).shape[1]
-            if end == len(self._tensors) or (layer < self._layers[end] and column - begun >= least):
-                found.append(Part(self._layers[begin], slice(begin, end), slice(begun, column)))
+            if end == len(self._tensors) or (layer < after and column - begun >= least):
+                found.append(Part(self._layers[begin], after, slice(begin, end), slice(begun, column)))
                 begin, begun = end, column
         return found
 
-    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        """What the pages hold, all layers of a page together. uint8 [pages, page_bytes], on the pool's device"""
-        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in self._tensors], dim=1)
+    def read_pages(self, pages: torch.Tensor, part: Part | None = None) -> torch.Tensor:
+        """What the pages hold, all layers of a page together, or a part. uint8 [pages, bytes], on the pool's device"""
+        tensors = self._tensors if part is None else self._tensors[part.tensors]
+        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in tensors], dim=1)
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor, part: Part | None = None) -> None:
         """Gives the pages what `read_pages` has read, there or in a pool of the same shape; or of a part."""

@@ -33,7 +33,6 @@ from bough.scheduler.request import Request
 
 FOREIGN = 1 << 14  # the client number of requests that decode engines bring
 OTHER_PROMPT = "The two engines have got different prompts, or adapters, for one bootstrap_room."
-FAR_MEDIA = "Its media lie in memory of another host."
 
 
 @dataclass(slots=True, eq=False)
@@ -99,15 +98,9 @@ class PrefillSide(Side):
         return True
 
     def passed(self) -> list[Passing]:
-        self._send_parcels()
+        while self._parcels and all(ticket.ready() for ticket in self._parcels[0].tickets):
+            self._deliver()
         return super().passed()
-
-    def _send_parcels(self, all_of_them: bool = False) -> None:
-        while self._parcels and (all_of_them or all(ticket.ready() for ticket in self._parcels[0].tickets)):
-            parcel = self._parcels.popleft()
-            for ticket in parcel.tickets:
-                ticket.wait()
-            self._deliver(parcel)
 
     def _room(self, number: int) -> Room:
         until_s = self._clock() + self._settings.disaggregation_claim_timeout_s
@@ -161,7 +154,7 @@ class PrefillSide(Side):
             self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
             return
         if claim.request is not None and claim.request.media is not None and not near:
-            self._link.send(peer, Failed(claim.room, FAR_MEDIA, here=True))
+            self._link.send(peer, Failed(claim.room, "Its media lie in memory of another host.", here=True))
             return
         room = self._room(claim.room)
         room.claim, room.peer = msgspec.structs.replace(claim, request=None), peer
@@ -181,8 +174,12 @@ class PrefillSide(Side):
         if room.request is not None:
             self._passing.append((room.request, FinishAbort(reason, 504, "AbortError")))
 
-    def _deliver(self, parcel: Parcel) -> None:
+    def _deliver(self) -> None:
+        """The first parcel, once its copies are done."""
+        parcel = self._parcels.popleft()
         room, message = parcel.room, parcel.message
+        for ticket in parcel.tickets:
+            ticket.wait()
         if self._rooms.get(room.number) is not room:
             return
         content = parcel.content
@@ -198,8 +195,8 @@ class PrefillSide(Side):
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def launched(self, step: PlannedStep) -> None:
-        # The result of the step before is what the loop waits for next; its pages must not wait for that of this one.
-        self._send_parcels(all_of_them=True)
+        while self._parcels:  # of the step before, for which the loop waits next: they must not wait for this one's
+            self._deliver()
         for chunk in step.chunks if self._of else ():
             room = self._of.get(chunk.request.handle)
             if room is not None:

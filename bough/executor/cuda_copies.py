@@ -12,11 +12,11 @@ while later ones are at work: to pinned memory, from which a thread puts it into
 
 import ctypes
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from bough.memory.pools.kv_pool import KVPool
 
 PIECE_BYTES = 64 << 20  # of a copy out
 RING, LEAST_RING, RING_BYTES = 16, 4, 16 << 20  # pieces that may have come in before they are scattered
-STAGED = 16  # pieces on their way through pinned memory; then the next waits
 # A part of a copy has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
 PARTS, PART_BYTES = 8, 16 << 10
 
@@ -75,9 +74,8 @@ class PageCopies:
         self._next = 0
         self._asked: list[PageCopy] = []  # copies in that are not queued yet
         self._due: list[tuple[int, torch.cuda.Event]] = []  # what steps have not waited for, by its first layer
-        self._placer, self._placing = ThreadPoolExecutor(1, "pages"), deque[Future[None]]()
-        self._marks: list[tuple[int, torch.cuda.Event]] | None = None  # when the last step began each of its layers
-        self._marked = False  # whether steps leave such marks: once pages have gone to memory that is not pinned
+        self._placer, self._hands_out = ThreadPoolExecutor(1, "pages"), False  # whether it has had anything to do
+        self._marks: list[tuple[int, torch.cuda.Event]] | None = None  # when the last step began each layer, if it says
 
     @torch.inference_mode()
     def start(self, command: CopyPagesOut | CopyPagesIn) -> PageCopy:
@@ -97,13 +95,14 @@ class PageCopies:
         else:
             if self._asked or self._due:  # the pages may be among those
                 self.begin_step(by_layer=False)
-            self._copy_out(copy, command.beside)
+            staged = command.slots is None and host.numel() > 0 and not host.is_pinned()
+            self._copy_out(copy, command.beside, staged)
         return copy
 
     def begin_step(self, by_layer: bool) -> None:
         """A step follows which calls `wait_for` at each layer; or something else, which has all pages from the start
         and, being captured maybe, leaves no marks."""
-        self._marks = [] if by_layer and self._marked else None
+        self._marks = [] if by_layer and self._hands_out else None
         self.bring()
         if not by_layer:
             self.wait_for()
@@ -123,10 +122,8 @@ class PageCopies:
             self._landing.wait_stream(torch.cuda.current_stream(self._device))  # the pages may be in use until then
             parts = list[tuple[Part, PageCopy]]()
             for copy in asked:
-                whole, pinned = copy.pool.page_bytes, copy.host.is_pinned()
-                while self._placing and not pinned:  # what is read may still be on its way there
-                    self._placing.popleft().result()
-                least = max(whole // PARTS, PART_BYTES) if pinned else whole
+                whole = copy.pool.page_bytes
+                least = max(whole // PARTS, PART_BYTES) if copy.host.is_pinned() else whole
                 parts += [(part, copy) for part in copy.pool.parts(least)]
             for part, copy in sorted(parts, key=lambda each: each[0].layer):
                 self._bring(part, copy)
@@ -165,36 +162,36 @@ class PageCopies:
             self._freed[self._next] = self._landing.record_event()
             self._next = (self._next + 1) % len(self._ring)
 
-    def _copy_out(self, copy: PageCopy, beside: bool) -> None:
-        steps, pool, pinned = torch.cuda.current_stream(self._device), copy.pool, copy.host.is_pinned()
-        alone = self._group.topology.tp_size == 1 or copy.host.shape[1] == pool.page_bytes
-        self._marked |= alone and not pinned
-        if not alone:
-            steps.wait_stream(self._stream)  # for the numbers of the pages
-        whole = pool.page_bytes
-        for part in pool.parts(whole if pinned or not alone else max(whole // PARTS, PART_BYTES)):
-            written = [event for layer, event in self._marks or () if layer >= part.end]
-            if written:
-                self._stream.wait_event(written[0])
-            else:
-                self._stream.wait_stream(steps)
+    def _copy_out(self, copy: PageCopy, beside: bool, staged: bool) -> None:
+        steps, pool, whole = torch.cuda.current_stream(self._device), copy.pool, copy.pool.page_bytes
+        alone = self._group.topology.tp_size == 1 or copy.host.shape[1] == whole
+        # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
+        gathering = self._stream if alone else steps
+        gathering.wait_stream(self._stream)  # for the numbers of the pages
+        self._hands_out |= staged
+        parts = pool.parts(max(whole // PARTS, PART_BYTES) if staged and alone else whole)
+        for part, following in zip_longest(parts, parts[1:]):
+            behind = (event for layer, event in self._marks or () if following and layer >= following.layer)
+            self._stream.wait_event(next(behind, None) or steps.record_event())
             width = part.columns.stop - part.columns.start
             size = max(1, PIECE_BYTES // max(1, width))
             for begin in range(0, len(copy.pages), size):
                 piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
-                # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
-                with torch.cuda.stream(self._stream if alone else steps):
-                    content = pool.read_pages(piece, part)
-                    content = content if alone else self._group.all_gather(content)
-                if not alone:
-                    self._stream.wait_stream(steps)
+                with torch.cuda.stream(gathering):
+                    own = pool.read_pages(piece, part)
+                    content = own if alone else self._group.all_gather(own)
+                self._stream.wait_stream(gathering)
                 first = not copy.pieces
                 with torch.cuda.stream(self._stream):
                     if first:
                         copy.began.record()
-                    if copy.host.numel():  # the first rank has a buffer
-                        to = copy.host[:, part.columns.start : part.columns.start + content.shape[1]]
-                        self._send(copy, content, to, slots)
+                    if staged:
+                        line = staging.pinned_bytes(content.numel()).view(content.shape)
+                        line.copy_(content, non_blocking=True)
+                        to = copy.host[begin : begin + size, part.columns.start :][:, : content.shape[1]]
+                        copy.placed.append(self._placer.submit(_place, line, to, self._stream.record_event()))
+                    for start, end, slot in _runs(slots) if copy.host.numel() and not staged else ():
+                        copy.host[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
                     if first:
                         copy.ended.record()
                         copy.pieces = len(copy.pages) / len(slots) * whole / max(1, width)
@@ -202,25 +199,11 @@ class PageCopies:
                     steps.wait_stream(self._stream)
         copy.event = self._stream.record_event()
 
-    def _send(self, copy: PageCopy, content: torch.Tensor, to: torch.Tensor, slots: IntArray) -> None:
-        if copy.host.is_pinned():
-            put(content, to, slots)
-            return
-        while len(self._placing) >= STAGED:
-            self._placing.popleft().result()
-        staged = staging.pinned_bytes(content.numel()).view(content.shape)
-        staged.copy_(content, non_blocking=True)
-        copy.placed.append(self._placer.submit(put, staged, to, slots, self._stream.record_event()))
-        self._placing.append(copy.placed[-1])
-
 
 @torch.inference_mode()
-def put(content: torch.Tensor, to: torch.Tensor, slots: IntArray, behind: torch.cuda.Event | None = None) -> None:
-    """Copies lines to their places in memory of the host, once the event has happened."""
-    if behind is not None:
-        behind.synchronize()
-    for start, end, slot in _runs(slots):
-        to[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
+def _place(content: torch.Tensor, to: torch.Tensor, behind: torch.cuda.Event) -> None:
+    behind.synchronize()
+    to.copy_(content)
 
 
 def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:

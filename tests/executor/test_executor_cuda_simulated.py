@@ -738,13 +738,10 @@ class EarlyStream(NoStream):
     """What is read here is read as early as the device may: it finds what pages held when the last event that this
     stream has waited for was recorded."""
 
-    seen: tuple[torch.Tensor, ...] | None = None  # None: all that was queued
+    seen: Any = None
 
     def wait_event(self, event: HostEvent) -> None:
-        self.seen = event.tensors  # type: ignore[attr-defined]
-
-    def wait_stream(self, other: object) -> None:
-        self.seen = None
+        self.seen = event
 
 
 @pytest.mark.parametrize(("how", "early"), [("kernels", "EEEL"), ("a graph", "LLLL"), ("behind a copy in", "LLLL")])
@@ -753,7 +750,7 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
 ) -> None:
     """To memory that is not pinned. Each part goes as soon as its layers are done, and has their bits then; a graph
     says nothing of its layers, and pages that are themselves on their way are waited for."""
-    config, entered, order = replace(CONFIG, num_layers=4), list[NoStream](), list[str]()
+    config, entered, order, launched = replace(CONFIG, num_layers=4), list[NoStream](), list[str](), list[bool]()
     torch.manual_seed(0)
     model, read_pages = build_model(config, Topology(), torch.float16, CPU), GroupPool.read_pages
     for slot in model.slots():
@@ -769,8 +766,8 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
     def read_early(self: GroupPool, pages: torch.Tensor, part: Any = None) -> torch.Tensor:
         now, at = self._tensors, entered[-1]
         assert isinstance(at, EarlyStream), "not on the steps' stream"
-        order.append("L" if at.seen is None else "E")
-        self._tensors = now if at.seen is None else at.seen
+        order.append("E" if at.seen.early else "L")
+        self._tensors = at.seen.tensors
         try:
             return read_pages(self, pages, part)
         finally:
@@ -785,9 +782,9 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
     pool = executor._pool.groups[0]
 
     def record_event() -> HostEvent:
-        event = HostEvent()
-        event.tensors = tuple(tensor.clone() for tensor in pool._tensors)  # type: ignore[attr-defined]
-        return event
+        event: Any = HostEvent()
+        event.tensors, event.early = tuple(tensor.clone() for tensor in pool._tensors), not launched
+        return cast(HostEvent, event)
 
     monkeypatch.setattr(steps, "record_event", record_event)
     pages, other = np.arange(1, 8, dtype=np.int32), np.array([90], dtype=np.int32)
@@ -795,6 +792,7 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
     executor.control(CopyPagesOut(pages, buffers[0])).wait()  # from then on steps mark their layers
     tokens = np.array([5, 9, 17, 33, 2, 44, 50], dtype=np.int32)
     running = executor.launch(prompt_plan(0, tokens, np.arange(1, 33, dtype=np.int32)))
+    launched.append(True)
     monkeypatch.setattr(GroupPool, "read_pages", read_early)
     if how == "behind a copy in":
         executor.control(CopyPagesIn(other, buffers[0][:1]))

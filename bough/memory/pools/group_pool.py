@@ -7,7 +7,6 @@ part after the other, where the first layers begin before the last are there.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,10 +16,9 @@ from bough.core.errors import ResourceError
 
 
 class Part(NamedTuple):
-    """Of a page what the layers from `layer` to before `end` keep: which tensors, and which of its bytes."""
+    """Of a page what some layers keep, the first of them `layer`: which tensors, and which of its bytes."""
 
     layer: int
-    end: int
     tensors: slice
     columns: slice
 
@@ -49,11 +47,10 @@ class GroupPool:
     def parts(self, least: int) -> list[Part]:
         """Consecutive layers together until they keep at least so many bytes of a page."""
         found, begin, begun, column = list[Part](), 0, 0, 0
-        following = (*self._layers[1:], sys.maxsize)
-        for end, (tensor, layer, after) in enumerate(zip(self._tensors, self._layers, following, strict=True), 1):
+        for end, (tensor, layer) in enumerate(zip(self._tensors, self._layers, strict=True), 1):
             column += self._by_page(tensor).shape[1]
-            if end == len(self._tensors) or (layer < after and column - begun >= least):
-                found.append(Part(self._layers[begin], after, slice(begin, end), slice(begun, column)))
+            if end == len(self._tensors) or (layer < self._layers[end] and column - begun >= least):
+                found.append(Part(self._layers[begin], slice(begin, end), slice(begun, column)))
                 begin, begun = end, column
         return found
 

@@ -8,7 +8,6 @@ from bough.memory.tree.events import hash_blocks
 from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Edge, Namespace, Node
 
 PREVIEW_TOKENS = 8
-MAX_SHARED_PAGES = 20  # pages owned twice that are named; one mistake can touch thousands
 
 
 def descendants(root: Node) -> Iterator[Node]:
@@ -32,9 +31,7 @@ def structure_problems(root: Node, page_size: int, *, hashed: bool) -> list[str]
         for edge, child in parent.children.items():
             namespace = edge[0] if isinstance(edge, tuple) else known
             problems += [f"{describe(child)}: {what}" for what in _link_problems(root, parent, edge, child, width)]
-            if namespace is None:
-                problems.append(f"{describe(child)}: it has no namespace")
-            elif hashed and len(child.tokens) % width == 0:
+            if namespace is not None and hashed and len(child.tokens) % width == 0:
                 above = parent.hashes[-1] if parent.hashes else None
                 if child.hashes != hash_blocks(child.tokens, width, above, namespace):
                     problems.append(f"{describe(child)}: its block hashes do not follow from its tokens")
@@ -59,17 +56,6 @@ def _link_problems(root: Node, parent: Node, edge: Edge, child: Node, width: int
         yield "a further group has names for another number of pages"
     if child.locks < 0:
         yield f"it has {child.locks} locks"
-
-
-def sharing_problems(root: Node) -> list[str]:
-    """Pages that stand in the tree more than once."""
-    nodes = list(descendants(root))
-    pages, counts = np.unique(np.concatenate([root.pages, *(node.pages for node in nodes)]), return_counts=True)
-    problems: list[str] = []
-    for page in pages[counts > 1][:MAX_SHARED_PAGES].tolist():
-        owners = [describe(node) for node in nodes if page in node.pages]
-        problems.append(f"tree: page {page} belongs more than once to {' and '.join(owners)}")
-    return problems
 
 
 def counter_problems(root: Node, evictable: int, protected: int) -> list[str]:

@@ -254,7 +254,6 @@ class RadixTree:
     def check(self) -> list[str]:
         """Discrepancies in what the tree says of itself; empty when all is well."""
         problems = inspection.structure_problems(self.root, self.page_size, hashed=self._on_event is not None)
-        problems += inspection.sharing_problems(self.root)
         problems += inspection.counter_problems(self.root, self.evictable_pages, self.protected_pages)
         return problems + self._victims.check(self.nodes())
 

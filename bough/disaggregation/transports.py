@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import defaultdict
 from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ import numpy as np
 from bough.core.errors import SettingsError
 from bough.disaggregation.wire import Buffer
 
-LIBRARIES = ("nixl", "mooncake")
+LIBRARIES = {"nixl": "Nixl", "mooncake": "Mooncake"}  # each in the module of its name
 LATE = "the memory has got another use"
 STAMP = 8  # bytes
 
@@ -119,12 +120,6 @@ def open_transport(backend: str) -> Transport:
     if backend not in LIBRARIES:
         return Shared()
     try:
-        if backend == "nixl":
-            from bough.disaggregation.nixl import Nixl
-
-            return Remote(Nixl())
-        from bough.disaggregation.mooncake import Mooncake
-
-        return Remote(Mooncake())
+        return Remote(getattr(import_module(f"bough.disaggregation.{backend}"), LIBRARIES[backend])())
     except (ImportError, OSError, RuntimeError) as error:
         raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None

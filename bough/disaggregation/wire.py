@@ -108,8 +108,7 @@ ToDecode = Beat | Pages | Done | Failed
 
 
 def digest_of(request: Request) -> bytes:
-    """With the content of its adapter, which is in the namespace. An image that an engine has failed to encode has a
-    namespace of its own there; its digest is among the tokens anyway."""
+    """Tokens have the digests of images, namespaces the content of adapters; what images add is an engine's own."""
     namespace = request.namespace if request.adapter or request.media is None else ""
     return hashlib.blake2b(request.tokens.tobytes() + namespace.encode(), digest_size=16).digest()
 

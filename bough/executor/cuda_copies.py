@@ -37,8 +37,8 @@ PARTS, PART_BYTES = 8, 16 << 10
 
 @dataclass(slots=True)
 class PageCopy:
-    """A copy, and its ticket: it is done once the event has happened. Its first piece crossed the bus between `began`
-    and `ended`, and all of it is `pieces` as long: later ones may have waited for steps."""
+    """A copy, and its ticket: it is done once the event has happened. Of a copy in, which alone is timed, the first
+    piece crossed the bus between `began` and `ended`; all of it is `pieces` as long: later ones may wait for steps."""
 
     bring: Callable[[], None]  # queues it, unless it is
     pool: GroupPool
@@ -60,7 +60,7 @@ class PageCopy:
         self.event.synchronize()
         for each in self.placed:
             each.result()
-        return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces)
+        return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces if self.pieces else None)
 
 
 class PageCopies:
@@ -80,8 +80,7 @@ class PageCopies:
     @torch.inference_mode()
     def start(self, command: CopyPagesOut | CopyPagesIn) -> PageCopy:
         # From pinned memory and off the steps' stream: else the host would wait until all steps so far are done.
-        numbers = staging.pinned_bytes(8 * len(command.pages)).view(torch.int64)
-        numbers.copy_(torch.from_numpy(command.pages))
+        numbers = staging.pinned_bytes(8 * len(command.pages)).view(torch.int64).copy_(torch.from_numpy(command.pages))
         with torch.cuda.stream(self._stream):
             pages = numbers.to(self._device, non_blocking=True)
         host, steps = torch.from_numpy(command.buffer), torch.cuda.current_stream(self._device)
@@ -148,12 +147,11 @@ class PageCopies:
             with torch.cuda.stream(self._stream):
                 if freed is not None:
                     self._stream.wait_event(freed)
-                first = not copy.pieces
-                if first:
+                if not copy.pieces:
                     copy.began.record()
                 for start, end, slot in _runs(slots):
                     copy_lines(content[start:end], host[slot : slot + end - start])
-                if first:
+                if not copy.pieces:
                     copy.ended.record()
                     copy.pieces = len(copy.pages) / len(slots) * copy.pool.page_bytes / width
             self._landing.wait_stream(self._stream)
@@ -181,20 +179,14 @@ class PageCopies:
                     own = pool.read_pages(piece, part)
                     content = own if alone else self._group.all_gather(own)
                 self._stream.wait_stream(gathering)
-                first = not copy.pieces
                 with torch.cuda.stream(self._stream):
-                    if first:
-                        copy.began.record()
                     if staged:
-                        line = staging.pinned_bytes(content.numel()).view(content.shape)
-                        line.copy_(content, non_blocking=True)
+                        held = staging.pinned_bytes(content.numel()).view(content.shape)
+                        held.copy_(content, non_blocking=True)
                         to = copy.host[begin : begin + size, part.columns.start :][:, : content.shape[1]]
-                        copy.placed.append(self._placer.submit(_place, line, to, self._stream.record_event()))
+                        copy.placed.append(self._placer.submit(_place, held, to, self._stream.record_event()))
                     for start, end, slot in _runs(slots) if copy.host.numel() and not staged else ():
                         copy.host[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
-                    if first:
-                        copy.ended.record()
-                        copy.pieces = len(copy.pages) / len(slots) * whole / max(1, width)
                 if not (alone and beside):
                     steps.wait_stream(self._stream)
         copy.event = self._stream.record_event()
@@ -218,9 +210,7 @@ def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:
         raise EngineDeadError(f"Pages cannot be copied to the GPU (CUDA error {code}).")
 
 
-@cache
-def _cudart() -> ctypes.CDLL:
-    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")  # which torch has loaded
+_cudart = cache(lambda: ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}"))  # which torch has loaded
 
 
 def _runs(slots: IntArray) -> Iterator[tuple[int, int, int]]:

@@ -83,7 +83,12 @@ class Store:
 
     def remove(self, keys: Sequence[str]) -> None:
         """What a failing store keeps is found out by the next request that reads it."""
-        self._leading("put", (self._backend.remove(key) is None for key in keys))
+
+        def removed(key: str) -> bool:
+            self._backend.remove(key)
+            return True
+
+        self._leading("put", map(removed, keys))
 
     def _read(self, key: str, run: Buffer) -> bool:
         header = bytearray(HEADER.size)

@@ -648,7 +648,7 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     buffer = np.zeros((50, of_group.page_bytes), dtype=np.uint8)
     wanted = of_group.read_pages(torch.from_numpy(pages))
     copies = cuda_copies.PageCopies(pool, CPU, ALONE)
-    assert copies.start(CopyPagesOut(pages, buffer, group, slots, beside)).wait().seconds is not None
+    copies.start(CopyPagesOut(pages, buffer, group, slots, beside)).wait()
     assert (steps.waited == 0) == beside, "later steps wait for what is not copied beside them"
     assert torch.equal(torch.from_numpy(buffer[slots]), wanted)
     assert not np.delete(buffer, slots, axis=0).any()

@@ -63,7 +63,7 @@ class DecodeSide(Side):
         given, home = message.bootstrap, self._home
         where = given if given is not None and given.host else home
         borrows = where is not given and self._settings.disaggregation_mode == "auto"
-        if where is None or (borrows and not self._step_is_full):
+        if where is None or self.stays(message) or (borrows and not self._step_is_full):
             return False
         routed = None if given is None else given.room  # then a router has sent the request there
         room = secrets.randbits(63) if routed is None else routed
@@ -76,7 +76,7 @@ class DecodeSide(Side):
             room,
             self._identity,
             self._batch.cache.tree.match_length(request.tokens, request.namespace),
-            wire.digest_of(request.tokens, request.namespace),
+            wire.digest_of(request),
             msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
             wire.neighbours(),
             self._settings.disaggregation_transfer_backend,
@@ -146,7 +146,7 @@ class DecodeSide(Side):
     def _fail(self, room: int, failed: Failed) -> None:
         self.counts["failed_transfers"] += 1
         known = self._rooms.pop(room)
-        if known.own_choice and failed.status_code >= 500:
+        if failed.here or (known.own_choice and failed.status_code >= 500):
             log.warning("a prompt is computed here: %s", failed.reason)
             self._passing.append((known.request, None))
             return

@@ -60,6 +60,10 @@ class Side(Handover):
     def weight_version(self) -> str:
         return self._facts.get("weight_version", WEIGHT_VERSION)
 
+    def stays(self, message: Generate) -> bool:
+        """Whether it is computed where it arrives: vectors are not handed over, nor what recordings leave on rows."""
+        return message.pooling is not None or self._limits.speech is not None
+
     def waits(self) -> bool:
         """Whether time must not pass unnoticed."""
         return bool(self._rooms)

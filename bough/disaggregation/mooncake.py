@@ -6,6 +6,7 @@ import socket
 import time
 
 import msgspec
+import numpy as np
 from mooncake.engine import TransferEngine
 
 from bough.disaggregation.wire import Buffer
@@ -20,10 +21,11 @@ class Mooncake:
         if code := self._engine.initialize(self._host, "P2PHANDSHAKE", "rdma", ""):
             raise OSError(f"Mooncake's transfer engine does not start (error {code})")
 
-    def register(self, memory: Buffer) -> bytes:
+    def allocate(self, size: int) -> tuple[Buffer, bytes]:
+        memory: Buffer = np.empty(size, dtype=np.uint8)
         if code := self._engine.register_memory(memory.ctypes.data, memory.size):
             raise OSError(f"Mooncake does not register memory (error {code})")
-        return msgspec.msgpack.encode((f"{self._host}:{self._engine.get_rpc_port()}", memory.ctypes.data))
+        return memory, msgspec.msgpack.encode((f"{self._host}:{self._engine.get_rpc_port()}", memory.ctypes.data))
 
     def read(self, place: bytes, into: Buffer) -> None:
         peer, address = msgspec.msgpack.decode(place, type=tuple[str, int])

@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import msgspec
+import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
 
 from bough.disaggregation.wire import Buffer
@@ -21,10 +22,11 @@ class Nixl:
         self._agent = nixl_agent(uuid.uuid4().hex, config)
         self._lock, self._peers = threading.Lock(), dict[bytes, Any]()  # by what they said of some memory
 
-    def register(self, memory: Buffer) -> bytes:
+    def allocate(self, size: int) -> tuple[Buffer, bytes]:
+        memory: Buffer = np.empty(size, dtype=np.uint8)
         held = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM")
         about = self._agent.get_partial_agent_metadata(held, True, ["UCX"])
-        return msgspec.msgpack.encode((about, memory.ctypes.data))
+        return memory, msgspec.msgpack.encode((about, memory.ctypes.data))
 
     def read(self, place: bytes, into: Buffer) -> None:
         about, address = msgspec.msgpack.decode(place, type=tuple[bytes, int])

@@ -32,7 +32,7 @@ from bough.scheduler.handover import Passing
 from bough.scheduler.request import Request
 
 FOREIGN = 1 << 14  # the client number of requests that decode engines bring
-OTHER_PROMPT = "The two engines have got different prompts for one bootstrap_room."
+OTHER_PROMPT = "The two engines have got different prompts, or adapters, for one bootstrap_room."
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +88,7 @@ class PrefillSide(Side):
             raise RequestError("bootstrap_room must name one request, for both engines.", field="bootstrap_room")
 
     def enter(self, request: Request, message: Generate, ticket: GrammarTicket | None) -> bool:
-        if message.bootstrap is None or message.bootstrap.room is None:
+        if message.bootstrap is None or message.bootstrap.room is None or self.stays(message):
             return False
         if ticket is None:
             request.end_after_one()  # else what its grammar forces around that token belongs to it
@@ -99,10 +99,7 @@ class PrefillSide(Side):
 
     def passed(self) -> list[Passing]:
         while self._parcels and all(ticket.ready() for ticket in self._parcels[0].tickets):
-            parcel = self._parcels.popleft()
-            for ticket in parcel.tickets:
-                ticket.wait()
-            self._deliver(parcel)
+            self._deliver()
         return super().passed()
 
     def _room(self, number: int) -> Room:
@@ -114,7 +111,7 @@ class PrefillSide(Side):
         request, claim = room.request, room.claim
         if request is None or claim is None:
             return
-        if claim.digest != wire.digest_of(request.tokens, request.namespace):
+        if claim.digest != wire.digest_of(request):
             self._passing.append((request, FinishAbort(OTHER_PROMPT, field="bootstrap_room")))
             return
         room.next_page, room.tokens = claim.have // self._limits.page_size, len(request.tokens)
@@ -156,6 +153,9 @@ class PrefillSide(Side):
         if objection:
             self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
             return
+        if claim.request is not None and claim.request.media is not None and not near:
+            self._link.send(peer, Failed(claim.room, "Its media lie in memory of another host.", here=True))
+            return
         room = self._room(claim.room)
         room.claim, room.peer = msgspec.structs.replace(claim, request=None), peer
         room.lent = library or (backend != "tcp" and near)
@@ -174,8 +174,12 @@ class PrefillSide(Side):
         if room.request is not None:
             self._passing.append((room.request, FinishAbort(reason, 504, "AbortError")))
 
-    def _deliver(self, parcel: Parcel) -> None:
+    def _deliver(self) -> None:
+        """The first parcel, once its copies are done."""
+        parcel = self._parcels.popleft()
         room, message = parcel.room, parcel.message
+        for ticket in parcel.tickets:
+            ticket.wait()
         if self._rooms.get(room.number) is not room:
             return
         content = parcel.content
@@ -191,6 +195,8 @@ class PrefillSide(Side):
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def launched(self, step: PlannedStep) -> None:
+        while self._parcels:  # of the step before, for which the loop waits next: they must not wait for this one's
+            self._deliver()
         for chunk in step.chunks if self._of else ():
             room = self._of.get(chunk.request.handle)
             if room is not None:

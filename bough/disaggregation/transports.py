@@ -1,7 +1,7 @@
 """Pages that another engine reads from memory which this one lends; over the connection they go where there is none.
 
-Memory is lent as long as its array lives. A reader that comes too late, say after its process was stopped for a minute,
-gets an error and never what the memory holds by then.
+Memory is lent as long as its array lives, then used again: to write to new memory takes many times as long. A reader
+that comes too late, say after its process was stopped for a minute, gets an error and never what it holds by then.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import defaultdict
 from concurrent.futures import Future
-from pathlib import Path
+from importlib import import_module
 from typing import Protocol
 
 import msgspec
@@ -21,49 +21,39 @@ import numpy as np
 from bough.core.errors import SettingsError
 from bough.disaggregation.wire import Buffer
 
-LIBRARIES = ("nixl", "mooncake")
+LIBRARIES = {"nixl": "Nixl", "mooncake": "Mooncake"}  # each in the module of its name
 LATE = "the memory has got another use"
 STAMP = 8  # bytes
 
 
-class Shared:
-    """Memory without a name in any file system, so a process that dies leaves none behind."""
-
-    def lend(self, size: int) -> tuple[Buffer, bytes]:
-        """Memory, and where another engine finds it."""
-        name = secrets.token_hex(8)
-        fd = os.memfd_create(name)
-        os.ftruncate(fd, size)
-        array: Buffer = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
-        weakref.finalize(array, os.close, fd)
-        return array, msgspec.msgpack.encode((os.getpid(), fd, name))
-
-    def read(self, place: bytes, size: int) -> Future[Buffer]:
-        """What another engine has lent."""
-        found: Future[Buffer] = Future()
-        try:
-            pid, fd, name = msgspec.msgpack.decode(place, type=tuple[int, int, str])
-            with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
-                if name not in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()):
-                    raise OSError(LATE)
-                found.set_result(np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.uint8))
-        except (OSError, ValueError) as error:
-            found.set_exception(error)
-        return found
-
-
 class Agent(Protocol):
-    """A library that copies memory between processes, on any number of threads."""
+    """Copies memory between processes, on any number of threads."""
 
-    def register(self, memory: Buffer) -> bytes:
-        """Where others find it, as long as this process lives."""
+    def allocate(self, size: int) -> tuple[Buffer, bytes]:
+        """Memory for as long as this process lives, and where others find it."""
 
     def read(self, place: bytes, into: Buffer) -> None:
         """Returns, or raises, once nothing writes there any more."""
 
 
+class Shared:
+    """Memory without a name in any file system, so a process that dies leaves none behind."""
+
+    def allocate(self, size: int) -> tuple[Buffer, bytes]:
+        fd = os.memfd_create("bough")
+        os.ftruncate(fd, size)
+        return np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8), msgspec.msgpack.encode((os.getpid(), fd))
+
+    def read(self, place: bytes, into: Buffer) -> None:
+        pid, fd = msgspec.msgpack.decode(place, type=tuple[int, int])
+        with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
+            content = np.frombuffer(mmap.mmap(file.fileno(), into.size), dtype=np.uint8)
+        for piece in (slice(-STAMP), slice(-STAMP, None)):  # the stamp last: what it vouches for has been read
+            into[piece] = content[piece]
+
+
 class Remote:
-    """Through a library. Its memory is used again: to register some takes time, and a late read must find it mapped.
+    """Through an agent. Its memory is used again: to make some takes time, and a late read must find it mapped.
     Behind the pages stands a stamp, which goes before they do."""
 
     def __init__(self, agent: Agent) -> None:
@@ -98,8 +88,8 @@ class Remote:
         width = (1 << (size - 1).bit_length()) + STAMP
         with contextlib.suppress(IndexError):
             return self._free[width].pop()
-        memory: Buffer = np.empty(width, dtype=np.uint8)
-        self._places[memory.ctypes.data] = self._agent.register(memory)
+        memory, place = self._agent.allocate(width)
+        self._places[memory.ctypes.data] = place
         return memory
 
     def _lease(self, memory: Buffer, size: int) -> Buffer:
@@ -112,19 +102,10 @@ class Remote:
         self._free[memory.size].append(memory)
 
 
-Transport = Shared | Remote
-
-
-def open_transport(backend: str) -> Transport:
+def open_transport(backend: str) -> Remote:
     if backend not in LIBRARIES:
-        return Shared()
+        return Remote(Shared())
     try:
-        if backend == "nixl":
-            from bough.disaggregation.nixl import Nixl
-
-            return Remote(Nixl())
-        from bough.disaggregation.mooncake import Mooncake
-
-        return Remote(Mooncake())
+        return Remote(getattr(import_module(f"bough.disaggregation.{backend}"), LIBRARIES[backend])())
     except (ImportError, OSError, RuntimeError) as error:
         raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None

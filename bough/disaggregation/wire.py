@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bough.core.plan import IntArray
 from bough.messages.outputs import LogprobRun, Started
 from bough.messages.requests import Generate
+from bough.scheduler.request import Request
 
 UNAVAILABLE = "PrefillUnavailableError"  # another pair of engines may do better
 Buffer = npt.NDArray[np.uint8]
@@ -100,14 +100,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
     status_code: int = 503
     err_type: str = UNAVAILABLE
+    here: bool = False  # nothing is wrong: the decode engine computes the prompt
 
 
 ToPrefill = Claim | Cancel | Mapped
 ToDecode = Beat | Pages | Done | Failed
 
 
-def digest_of(tokens: IntArray, namespace: str) -> bytes:
-    return hashlib.blake2b(tokens.tobytes() + namespace.encode(), digest_size=16).digest()
+def digest_of(request: Request) -> bytes:
+    """Tokens have the digests of images, namespaces the content of adapters; what images add is an engine's own."""
+    namespace = request.namespace if request.adapter or request.media is None else ""
+    return hashlib.blake2b(request.tokens.tobytes() + namespace.encode(), digest_size=16).digest()
 
 
 def neighbours() -> str:

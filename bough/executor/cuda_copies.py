@@ -5,15 +5,18 @@ The bytes cross the bus on a stream of their own, in pieces, so that a long copy
 What is copied in lands in a ring of buffers while earlier steps run, and is scattered to its pages behind them, on a
 second stream: of all copies for a step what the first layers read comes first. A step that runs kernel by kernel waits
 for each part when a layer reads it; any other waits for the whole. What is copied out `beside` the steps is gathered on
-the copies' stream too; later steps wait for other copies out. A copy is asynchronous, and comes in parts, where the
-caller's buffer is pinned.
+the copies' stream too; later steps wait for other copies out. A copy in is asynchronous, and comes in parts, where the
+caller's buffer is pinned. What goes out to a buffer that is not, leaves part by part behind the layers that compute it,
+while later ones are at work: to pinned memory, from which a thread puts it into its place.
 """
 
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -22,19 +25,20 @@ from bough.core.control import CommandResult, CopyPagesIn, CopyPagesOut
 from bough.core.errors import EngineDeadError
 from bough.core.plan import IntArray
 from bough.distributed.group import RankGroup
+from bough.executor import staging
 from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 
 PIECE_BYTES = 64 << 20  # of a copy out
 RING, LEAST_RING, RING_BYTES = 16, 4, 16 << 20  # pieces that may have come in before they are scattered
-# A part of a copy in has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
+# A part of a copy has this share of a page, but at least so many bytes, because short lines cross the bus slowly.
 PARTS, PART_BYTES = 8, 16 << 10
 
 
 @dataclass(slots=True)
 class PageCopy:
-    """A copy, and its ticket: it is done once the event has happened. Its first piece crossed the bus between `began`
-    and `ended`, and all of it is `pieces` as long: later ones may have waited for steps."""
+    """A copy, and its ticket: it is done once the event has happened. Of a copy in, which alone is timed, the first
+    piece crossed the bus between `began` and `ended`; all of it is `pieces` as long: later ones may wait for steps."""
 
     bring: Callable[[], None]  # queues it, unless it is
     pool: GroupPool
@@ -45,15 +49,18 @@ class PageCopy:
     ended: torch.cuda.Event
     event: torch.cuda.Event
     pieces: float = 0.0
+    placed: list[Future[None]] = field(default_factory=list)  # by the thread
 
     def ready(self) -> bool:
         self.bring()
-        return bool(self.event.query())
+        return bool(self.event.query()) and all(each.done() for each in self.placed)
 
     def wait(self) -> CommandResult:
         self.bring()
         self.event.synchronize()
-        return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces)
+        for each in self.placed:
+            each.result()
+        return CommandResult(seconds=self.began.elapsed_time(self.ended) / 1e3 * self.pieces if self.pieces else None)
 
 
 class PageCopies:
@@ -67,27 +74,45 @@ class PageCopies:
         self._next = 0
         self._asked: list[PageCopy] = []  # copies in that are not queued yet
         self._due: list[tuple[int, torch.cuda.Event]] = []  # what steps have not waited for, by its first layer
+        self._placer, self._hands_out = ThreadPoolExecutor(1, "pages"), False  # whether it has had anything to do
+        self._marks: list[tuple[int, torch.cuda.Event]] | None = None  # when the last step began each layer, if it says
 
     @torch.inference_mode()
     def start(self, command: CopyPagesOut | CopyPagesIn) -> PageCopy:
-        pages, host = torch.from_numpy(command.pages).to(self._device).long(), torch.from_numpy(command.buffer)
+        # From pinned memory and off the steps' stream: else the host would wait until all steps so far are done.
+        numbers = staging.pinned_bytes(8 * len(command.pages)).view(torch.int64).copy_(torch.from_numpy(command.pages))
+        with torch.cuda.stream(self._stream):
+            pages = numbers.to(self._device, non_blocking=True)
+        host, steps = torch.from_numpy(command.buffer), torch.cuda.current_stream(self._device)
         slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
         began, ended, event = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         copy = PageCopy(self.bring, self._pool.groups[command.group], pages, slots, host, began, ended, event)
-        for stream in (self._stream, self._landing):
+        for stream in (steps, self._landing):
             pages.record_stream(stream)
         if isinstance(command, CopyPagesIn):
             self._asked.append(copy)
         else:
-            self.wait_for()
-            self._copy_out(copy, command.beside)
+            if self._asked or self._due:  # the pages may be among those
+                self.begin_step(by_layer=False)
+            staged = command.slots is None and host.numel() > 0 and not host.is_pinned()
+            self._copy_out(copy, command.beside, staged)
         return copy
+
+    def begin_step(self, by_layer: bool) -> None:
+        """A step follows which calls `wait_for` at each layer; or something else, which has all pages from the start
+        and, being captured maybe, leaves no marks."""
+        self._marks = [] if by_layer and self._hands_out else None
+        self.bring()
+        if not by_layer:
+            self.wait_for()
 
     def wait_for(self, layer: int = sys.maxsize) -> None:
         """What is put on the steps' stream next may read what this layer, and those before it, keep of pages."""
         self.bring()
         while self._due and self._due[0][0] <= layer:
             torch.cuda.current_stream(self._device).wait_event(self._due.pop(0)[1])
+        if self._marks is not None and layer < sys.maxsize:
+            self._marks.append((layer, torch.cuda.current_stream(self._device).record_event()))
 
     def bring(self) -> None:
         """Queues the copies in that were asked for. Comes before the step that reads them."""
@@ -122,12 +147,11 @@ class PageCopies:
             with torch.cuda.stream(self._stream):
                 if freed is not None:
                     self._stream.wait_event(freed)
-                first = not copy.pieces
-                if first:
+                if not copy.pieces:
                     copy.began.record()
                 for start, end, slot in _runs(slots):
                     copy_lines(content[start:end], host[slot : slot + end - start])
-                if first:
+                if not copy.pieces:
                     copy.ended.record()
                     copy.pieces = len(copy.pages) / len(slots) * copy.pool.page_bytes / width
             self._landing.wait_stream(self._stream)
@@ -136,29 +160,42 @@ class PageCopies:
             self._freed[self._next] = self._landing.record_event()
             self._next = (self._next + 1) % len(self._ring)
 
-    def _copy_out(self, copy: PageCopy, beside: bool) -> None:
-        steps, pool = torch.cuda.current_stream(self._device), copy.pool
-        alone = self._group.topology.tp_size == 1 or copy.host.shape[1] == pool.page_bytes
-        size = max(1, PIECE_BYTES // max(1, pool.page_bytes))
-        self._stream.wait_stream(steps)
-        for begin in range(0, len(copy.pages), size):
-            piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
-            # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
-            with torch.cuda.stream(self._stream if alone else steps):
-                content = pool.read_pages(piece) if alone else self._group.all_gather(pool.read_pages(piece))
-            if not alone:
-                self._stream.wait_stream(steps)
-            with torch.cuda.stream(self._stream):
-                if not begin:
-                    copy.began.record()
-                for start, end, slot in _runs(slots) if copy.host.numel() else ():  # the first rank has a buffer
-                    copy.host[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
-                if not begin:
-                    copy.ended.record()
-                    copy.pieces = len(copy.pages) / len(slots)
-            if not (alone and beside):
-                steps.wait_stream(self._stream)
+    def _copy_out(self, copy: PageCopy, beside: bool, staged: bool) -> None:
+        steps, pool, whole = torch.cuda.current_stream(self._device), copy.pool, copy.pool.page_bytes
+        alone = self._group.topology.tp_size == 1 or copy.host.shape[1] == whole
+        # Ranks meet on the stream of the steps alone: an exchange beside one of a step could meet another's.
+        gathering = self._stream if alone else steps
+        gathering.wait_stream(self._stream)  # for the numbers of the pages
+        self._hands_out |= staged
+        parts = pool.parts(max(whole // PARTS, PART_BYTES) if staged and alone else whole)
+        for part, following in zip_longest(parts, parts[1:]):
+            behind = (event for layer, event in self._marks or () if following and layer >= following.layer)
+            self._stream.wait_event(next(behind, None) or steps.record_event())
+            width = part.columns.stop - part.columns.start
+            size = max(1, PIECE_BYTES // max(1, width))
+            for begin in range(0, len(copy.pages), size):
+                piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
+                with torch.cuda.stream(gathering):
+                    own = pool.read_pages(piece, part)
+                    content = own if alone else self._group.all_gather(own)
+                self._stream.wait_stream(gathering)
+                with torch.cuda.stream(self._stream):
+                    if staged:
+                        held = staging.pinned_bytes(content.numel()).view(content.shape)
+                        held.copy_(content, non_blocking=True)
+                        to = copy.host[begin : begin + size, part.columns.start :][:, : content.shape[1]]
+                        copy.placed.append(self._placer.submit(_place, held, to, self._stream.record_event()))
+                    for start, end, slot in _runs(slots) if copy.host.numel() and not staged else ():
+                        copy.host[slot : slot + end - start].copy_(content[start:end], non_blocking=True)
+                if not (alone and beside):
+                    steps.wait_stream(self._stream)
         copy.event = self._stream.record_event()
+
+
+@torch.inference_mode()
+def _place(content: torch.Tensor, to: torch.Tensor, behind: torch.cuda.Event) -> None:
+    behind.synchronize()
+    to.copy_(content)
 
 
 def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:
@@ -173,9 +210,7 @@ def copy_lines(to: torch.Tensor, origin: torch.Tensor) -> None:
         raise EngineDeadError(f"Pages cannot be copied to the GPU (CUDA error {code}).")
 
 
-@cache
-def _cudart() -> ctypes.CDLL:
-    return ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")  # which torch has loaded
+_cudart = cache(lambda: ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}"))  # which torch has loaded
 
 
 def _runs(slots: IntArray) -> Iterator[tuple[int, int, int]]:

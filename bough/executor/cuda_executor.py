@@ -184,7 +184,7 @@ class CudaExecutor:
     def idle(self) -> bool:
         """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
         self._finish_command()
-        self._copies.wait_for()  # a graph must not contain the wait
+        self._copies.begin_step(by_layer=False)  # a graph must not contain the wait
         return not self._control.asleep and (self._warm_up.advance() or self.capture_next())
 
     @torch.inference_mode()
@@ -210,9 +210,8 @@ class CudaExecutor:
         growth = self._inputs.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._inputs.mirror)
-        self._copies.bring()
-        if of_host is None or self._drafter is not None or self._pool.states is not None or not len(plan.tokens):
-            self._copies.wait_for()  # in other steps each layer waits for its own pages
+        plain = of_host is not None and self._drafter is None and self._pool.states is None
+        self._copies.begin_step(by_layer=plain and len(plan.tokens) > 0)
         self._states.begin(plan.setups)
         if plan.last_tokens is not None:
             rows = plan.rows[: len(plan.last_tokens)]
@@ -312,7 +311,7 @@ class CudaExecutor:
         captured = None if wide else graphs.find(len(layout.token_ids))
         if captured is not None:
             size, graph = captured
-            self._copies.wait_for()
+            self._copies.begin_step(by_layer=False)
             self._mixed.send(plan, layout, size, media)
             sent = self._adapted.send(layout.adapters, ends, size, self._mixed.room(size).rows) if adapted else None
             return graph.replay()[: int(plan.sample.sum())], NOTHING_BESIDE, None if sent is None else lambda: sent.ends

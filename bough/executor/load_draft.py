@@ -125,10 +125,8 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
             raise SettingsError("--speculative-eagle-topk needs a draft model: drafts of NGRAM are chains.")
         return None
     asked = f"--speculative-algorithm {algorithm}"
-    parallel = settings.parallel
-    apart = settings.disaggregation.disaggregation_mode != "null"
-    if apart or max(parallel.pp_size, parallel.groups, parallel.simulate_tp) > 1:
-        others = "--pp-size, --enable-dp-attention, --simulate-tp and --disaggregation-mode"
+    if max(settings.parallel.pp_size, settings.parallel.groups, settings.parallel.simulate_tp) > 1:
+        others = "--pp-size, --enable-dp-attention and --simulate-tp"
         raise SettingsError(f"{asked} does not go with {others}; leave them out.")
     if target.states is not None and speculative.draft_levels:
         raise SettingsError("--speculative-eagle-topk: the model's recurrent layers follow chains of drafts, no trees.")

@@ -116,8 +116,8 @@ def check_adapters(settings: Settings) -> None:
     if resolver and not Path(resolver).expanduser().is_dir():
         raise SettingsError(f"--lora-resolver: {resolver} is no folder; make it, or name another.")
     alone = parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
-    if settings.lora.enable_lora and not (alone and settings.disaggregation.disaggregation_mode == "null"):
-        others = "--enable-dp-attention, --disaggregation-mode and draft models"
+    if settings.lora.enable_lora and not alone:
+        others = "--enable-dp-attention and draft models"
         raise SettingsError(f"--enable-lora: one model does all of a request; leave out {others}.")
 
 

@@ -73,8 +73,6 @@ class Media:
             if item.kind == "embeds" and (width := item.features[0].shape[-1]) != media.width:
                 expected = f"this model reads {media.width}" if media.width else "a multi-modal model reads none here"
                 raise RequestError(f"input_embeds has vectors of {width} numbers; {expected}.", field="input_embeds")
-        if message.bootstrap is not None:
-            raise RequestError("Prompts with media are not handed from engine to engine; send them to a unified one.")
         spans = [(begin, size) for item in items for begin, size in item.spans]
         covered = [np.arange(begin, begin + size) for begin, size in spans]
         if not np.array_equal(places, np.concatenate([places[:0], *covered])):

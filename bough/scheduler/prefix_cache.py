@@ -17,7 +17,7 @@ from bough.memory.tree.groups import GroupPages
 from bough.memory.tree.node import Node, path_to
 from bough.memory.tree.pool import PagePool
 from bough.memory.tree.snapshot import snapshot, tokens_of
-from bough.memory.tree.tree import Match, RadixTree
+from bough.memory.tree.tree import Match, RadixTree, names_of
 
 Copies = list[tuple[int, IntArray, IntArray]]  # group, pages that are elsewhere, pages here that get their content
 
@@ -189,7 +189,7 @@ class PrefixCache:
         """Compares the books of all owners with the pages that rows own; those of further groups for each group."""
         audit = audit_pages(self.pool, self.tree, held)
         for index, (group, of_group) in enumerate(zip(self.groups, group_held, strict=True)):
-            audit.problems.extend(group.check(of_group, self.tree.names_in_use(index)))
+            audit.problems.extend(group.check(of_group, names_of(self.tree.nodes(), index)))
         return audit
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,6 +106,58 @@ def test_a_listening_engine_finds_out_when_it_sends(ends: Ends) -> None:
     while ends.prefill.send(peer, Beat(3)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class Forgetful:
+    """A firewall on the way. It forgets connections without a word to either end: what comes by them is dropped."""
+
+    def __init__(self, to: str) -> None:
+        host, port = to.split(":")
+        self._to, self._epoch, self._held = (host, int(port)), 0, list[socket.socket]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.where = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                self._held += near, far
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(*pair, self._epoch), daemon=True).start()
+
+    def _carry(self, origin: socket.socket, to: socket.socket, epoch: int) -> None:
+        with contextlib.suppress(OSError):
+            while content := origin.recv(1 << 16):
+                if epoch == self._epoch:
+                    to.sendall(content)
+
+    def forget(self) -> None:
+        self._epoch += 1
+
+    def close(self) -> None:
+        for each in (self._listener, *self._held):
+            each.close()
+
+
+def test_a_connection_that_was_forgotten_while_idle_is_missed_and_made_anew() -> None:
+    """Before a request comes, and though neither end was told."""
+    ends = Ends(silence_s=0.4)
+    way, (prefill, decode) = Forgetful(ends.where), ends.sides
+    ends.decode.send(way.where, Cancel(1))
+    ends.until(lambda: prefill.heard)
+    first = prefill.heard[0][0]
+    way.forget()
+    ends.until(lambda: decode.missing == [way.where])
+    ends.decode.send(way.where, Cancel(2))
+    ends.until(lambda: len(prefill.heard) == 2)
+    assert prefill.heard[1][1] == Cancel(2)
+    assert ends.prefill.send(prefill.heard[1][0], Beat(2))
+    ends.until(lambda: decode.heard == [(way.where, Beat(2), None)])
+    ends.until(lambda: not ends.prefill.send(first, Beat(1)))  # whose rooms are then let go
+    way.close()
+    ends.close()
 
 
 @pytest.mark.parametrize(("keys", "heard"), [((KEY, KEY), True), ((KEY, None), False), ((KEY, "x" * 32), False)])

@@ -3,6 +3,7 @@ after every turn."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,17 @@ def test_a_room_that_nobody_claims_ends() -> None:
     assert isinstance(reason, FinishAbort) and "Only one of the two" in reason.message and not pair.left("prefill")
 
 
+def test_a_claim_whose_request_does_not_come_ends_on_both_sides() -> None:
+    pair = EnginePair(settings=DisaggregationSettings(disaggregation_claim_timeout_s=3.0))
+    pair.ask(1, prompt_of(1, 9), bootstrap=Bootstrap("prefill", 8998, 5))
+    pair.wait(2.0)
+    assert 1 not in pair.decode.out.ended
+    pair.wait(2.0)
+    reason = pair.decode.out.ended[1]
+    assert isinstance(reason, FinishAbort) and "Only one of the two" in reason.message and reason.status_code == 503
+    assert not pair.left("prefill") and not pair.left("decode") and pair.used_pages() == (0, 0)
+
+
 def test_hours_of_silence_do_no_harm() -> None:
     pair = EnginePair()
     pair.ask(1, prompt_of(1, 9), max_new_tokens=3)
@@ -372,18 +384,24 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_pages_go_through_shared_memory_and_leave_nothing_behind() -> None:
-    pair, before = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8), shared=True), open_files()
-    prompt = prompt_of(1, 40)
-    pair.ask(1, prompt, max_new_tokens=4)
-    pair.run()
-    assert pair.decode.out.outputs[1] == oracle(prompt, 4)
-    assert pair.to_decode.sent == 0 and open_files() == before
-    pair.ask(2, prompt_of(2, 50), max_new_tokens=4)
+def test_pages_go_through_shared_memory_which_comes_back_and_is_used_again() -> None:
+    pair = EnginePair(lambda: FakeExecutor(pages=512, chunk_tokens=8), shared=True)
+    lender, opened = pair.sides["prefill"]._transport, list[int]()
+    for handle in range(1, 9):
+        pair.ask(handle, prompt_of(handle, 40), max_new_tokens=4)
+        pair.run()
+        assert pair.decode.out.outputs[handle] == oracle(prompt_of(handle, 40), 4)
+        gc.collect()
+        opened.append(open_files())
+    assert pair.to_decode.sent == 0 and opened[3:] == [opened[3]] * 5, "later prompts take what there is"
+    pair.ask(9, prompt_of(9, 50), max_new_tokens=4)
     pair.turn(4)
+    gc.collect()
+    assert sum(map(len, lender._free.values())) < len(lender._places), "some is lent"
     pair.kill("decode")
     pair.wait(61.0)
-    assert open_files() == before
+    gc.collect()
+    assert sum(map(len, lender._free.values())) == len(lender._places)
 
 
 def test_transports_that_contradict_each_other_are_refused() -> None:

@@ -648,7 +648,7 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     buffer = np.zeros((50, of_group.page_bytes), dtype=np.uint8)
     wanted = of_group.read_pages(torch.from_numpy(pages))
     copies = cuda_copies.PageCopies(pool, CPU, ALONE)
-    assert copies.start(CopyPagesOut(pages, buffer, group, slots, beside)).wait().seconds is not None
+    copies.start(CopyPagesOut(pages, buffer, group, slots, beside)).wait()
     assert (steps.waited == 0) == beside, "later steps wait for what is not copied beside them"
     assert torch.equal(torch.from_numpy(buffer[slots]), wanted)
     assert not np.delete(buffer, slots, axis=0).any()
@@ -731,6 +731,78 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
         executor.control(CopyPagesIn(elsewhere[part], buffer[part]))
     assert go_on(executor, expected[0], elsewhere, 7, 1) == expected[1:]
     assert "".join(happened) == order.replace("W", "W" * copies)
+    executor.close()
+
+
+class EarlyStream(NoStream):
+    """What is read here is read as early as the device may: it finds what pages held when the last event that this
+    stream has waited for was recorded."""
+
+    seen: Any = None
+
+    def wait_event(self, event: HostEvent) -> None:
+        self.seen = event
+
+
+@pytest.mark.parametrize(("how", "early"), [("kernels", "EEEL"), ("a graph", "LLLL"), ("behind a copy in", "LLLL")])
+def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
+    how: str, early: str, steps: NoStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To memory that is not pinned. Each part goes as soon as its layers are done, and has their bits then; a graph
+    says nothing of its layers, and pages that are themselves on their way are waited for."""
+    config, entered, order, launched = replace(CONFIG, num_layers=4), list[NoStream](), list[str](), list[bool]()
+    torch.manual_seed(0)
+    model, read_pages = build_model(config, Topology(), torch.float16, CPU), GroupPool.read_pages
+    for slot in model.slots():
+        slot.target.normal_(0.0, 0.3)
+    weights = LoadedWeights(model, config, torch.float16, CPU, Topology(), 0, torch.float16)
+
+    @contextlib.contextmanager
+    def stream(current: NoStream) -> Iterator[None]:
+        entered.append(current)
+        yield
+        entered.pop()
+
+    def read_early(self: GroupPool, pages: torch.Tensor, part: Any = None) -> torch.Tensor:
+        now, at = self._tensors, entered[-1]
+        assert isinstance(at, EarlyStream), "not on the steps' stream"
+        order.append("E" if at.seen.early else "L")
+        self._tensors = at.seen.tensors
+        try:
+            return read_pages(self, pages, part)
+        finally:
+            self._tensors = now
+
+    monkeypatch.setattr(torch.cuda, "Stream", EarlyStream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
+    executor = assemble(weights, SETTINGS, LIMITS, GraphSizes(mixed=(16,)) if how == "a graph" else GraphSizes())
+    while how == "a graph" and executor.idle():
+        pass
+    pool = executor._pool.groups[0]
+
+    def record_event() -> HostEvent:
+        event: Any = HostEvent()
+        event.tensors, event.early = tuple(tensor.clone() for tensor in pool._tensors), not launched
+        return cast(HostEvent, event)
+
+    monkeypatch.setattr(steps, "record_event", record_event)
+    pages, other = np.arange(1, 8, dtype=np.int32), np.array([90], dtype=np.int32)
+    buffers = [np.zeros((7, pool.page_bytes), dtype=np.uint8) for _ in range(2)]
+    executor.control(CopyPagesOut(pages, buffers[0])).wait()  # from then on steps mark their layers
+    tokens = np.array([5, 9, 17, 33, 2, 44, 50], dtype=np.int32)
+    running = executor.launch(prompt_plan(0, tokens, np.arange(1, 33, dtype=np.int32)))
+    launched.append(True)
+    monkeypatch.setattr(GroupPool, "read_pages", read_early)
+    if how == "behind a copy in":
+        executor.control(CopyPagesIn(other, buffers[0][:1]))
+    ticket = executor.control(CopyPagesOut(pages, buffers[1]))
+    assert "".join(order) == early
+    running.wait()
+    ticket.wait()
+    assert ticket.ready()
+    wanted = read_pages(pool, torch.from_numpy(pages))
+    assert wanted.any() and torch.equal(torch.from_numpy(buffers[1]), wanted)
     executor.close()
 
 

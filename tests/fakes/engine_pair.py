@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from bough.scheduler.ports import Outbox
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.scheduler_bench import Bench
 
+PATIENCE_S = 60.0
 PREFILL = "prefill:8998"
 HERE = Bootstrap("prefill", 8998)
 
@@ -92,7 +94,7 @@ class EnginePair:
         **scheduler: Any,
     ) -> None:
         """`backend`: the decode engine's, in the place of auto or tcp; `unlike`: in what its pages differ."""
-        self.now, settings = 0.0, settings or DisaggregationSettings()
+        self.now, settings, self._shared = 0.0, settings or DisaggregationSettings(), shared
         self.to_prefill, self.to_decode = Wire(ToPrefill, deque()), Wire(ToDecode, deque())
         self.prefill_link, self.decode_link = FakeLink(self.to_decode), FakeLink(self.to_prefill)
 
@@ -119,13 +121,16 @@ class EnginePair:
         self.decode.ask(handle, prompt, **({"bootstrap": HERE} | options))
 
     def carry(self) -> None:
-        """Everything on the wires arrives."""
+        """Everything on the wires arrives. Shared memory is read by threads."""
         for wire, name, peer in ((self.to_prefill, "prefill", "decode"), (self.to_decode, "decode", PREFILL)):
             queue, wire.queue = wire.queue, deque()
             for header, payload in queue:
                 content = None if payload is None else np.frombuffer(bytearray(payload), dtype=np.uint8)
                 message = msgspec.msgpack.decode(header, type=wire.union)
                 self.sides[name].receive(peer, message, content, self.now)
+        if self._shared:
+            arrived = (each for known in self.sides["decode"]._rooms.values() for each in known.arrived)
+            assert not wait([pages for _, pages in arrived if pages is not None], PATIENCE_S).not_done
         self.prefill.submit(*self.prefill_link.requests)
         self.prefill_link.requests = []
 

@@ -122,7 +122,6 @@ def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
         ({"lora_resolver": "."}, "--lora-resolver needs --enable-lora"),
         ({"lora_resolver": "absent", "enable_lora": True}, "absent is no folder"),
         ({"enable_lora": True, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
-        ({"enable_lora": True, "disaggregation_mode": "prefill"}, "--disaggregation-mode"),
     ],
 )
 def test_adapters_that_cannot_be_had(flags: dict[str, Any], text: str) -> None:

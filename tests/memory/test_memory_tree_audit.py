@@ -51,6 +51,14 @@ def test_a_page_with_several_owners_names_them_all(books: tuple[PagePool, RadixT
     ]
 
 
+def test_a_page_that_stands_twice_in_the_tree_is_named() -> None:
+    pool, tree = PagePool(10), RadixTree()
+    tree.insert(ids(7, 8), pool.take(2))
+    tree.insert(ids(9), ids(2))
+    problems, leaked = audit_pages(pool, tree, {})
+    assert leaked.tolist() == [] and problems[1:] == ["page 2 belongs to the tree and to the tree"]
+
+
 def test_pages_that_do_not_exist_are_reported(books: tuple[PagePool, RadixTree]) -> None:
     problems, _ = audit_pages(*books, {"a": ids(4, 0, 11), "b": ids(5)})
     assert problems == ["a owns page 0, which does not exist", "a owns page 11, which does not exist"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bough.core.plan import IntArray
-from bough.memory.tree.pool import PageOwnershipError, PagePool, PagesExhausted
+from bough.memory.tree.pool import PagePool
 
 
 def pages(*numbers: int) -> IntArray:
@@ -48,7 +48,7 @@ def test_taking_and_giving_nothing_is_allowed() -> None:
 
 def test_taking_too_many_takes_none() -> None:
     pool = PagePool(3)
-    with pytest.raises(PagesExhausted, match="4 pages were asked for, but only 3 of 3"):
+    with pytest.raises(RuntimeError, match="4 pages were asked for, but only 3 of 3"):
         pool.take(4)
     assert pool.free == 3 and pool.check() == []
 
@@ -66,7 +66,7 @@ def test_taking_too_many_takes_none() -> None:
 def test_refused_pages_change_nothing(given: IntArray, reason: str) -> None:
     pool = PagePool(5)
     pool.take(3)
-    with pytest.raises(PageOwnershipError, match=reason):
+    with pytest.raises(ValueError, match=reason):
         pool.give(given)
     assert pool.free == 2 and pool.check() == []
     pool.give(pages(3, 1, 2))

@@ -16,7 +16,7 @@ from bough.core.finish import FinishAbort
 from bough.core.media import MEDIA_ID, MediaItem, MediaPrompt, media_ids
 from bough.core.plan import BatchPlan, IntArray, Limits, MediaLimits, StepResult
 from bough.core.settings import MemorySettings, SchedulerSettings, SpeculativeSettings
-from bough.messages.requests import Bootstrap, LogprobRequest
+from bough.messages.requests import LogprobRequest
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.media import Media
 from bough.scheduler.ngram import NgramProposer
@@ -225,11 +225,6 @@ IDS, SHOWN = laid([1, *[0] * 4, 2], image(1, 4, 1))
 def test_refusals_say_why(ids: list[int], media: MediaPrompt | None, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         intake(**changes).request(generate(1, ids, media=media), 0, 0.0)
-
-
-def test_prompts_with_images_are_not_handed_over() -> None:
-    with pytest.raises(RequestError, match="not handed from engine to engine"):
-        intake().request(generate(1, IDS, media=SHOWN, bootstrap=Bootstrap("host", 1, 2)), 0, 0.0)
 
 
 def test_drafts_and_logprobs_do_not_see_items() -> None:

@@ -54,9 +54,10 @@ class GroupPool:
                 begin, begun = end, column
         return found
 
-    def read_pages(self, pages: torch.Tensor) -> torch.Tensor:
-        """What the pages hold, all layers of a page together. uint8 [pages, page_bytes], on the pool's device"""
-        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in self._tensors], dim=1)
+    def read_pages(self, pages: torch.Tensor, part: Part | None = None) -> torch.Tensor:
+        """What the pages hold, all layers of a page together, or a part. uint8 [pages, bytes], on the pool's device"""
+        tensors = self._tensors if part is None else self._tensors[part.tensors]
+        return torch.cat([self._by_page(tensor).index_select(0, pages) for tensor in tensors], dim=1)
 
     def write_pages(self, pages: torch.Tensor, content: torch.Tensor, part: Part | None = None) -> None:
         """Gives the pages what `read_pages` has read, there or in a pool of the same shape; or of a part."""

@@ -36,10 +36,9 @@ def audit_pages(pool: PagePool, tree: RadixTree, held: Mapping[str, IntArray]) -
     contested = np.flatnonzero(owners > 1)
     if len(leaked) or len(contested):
         in_requests = sum(len(pages) for pages in held.values())
-        total = pool.free + tree.total_pages + in_requests
         problems.append(
             f"{pool.free} free + {tree.evictable_pages} evictable + {tree.protected_pages} protected"
-            f" + {in_requests} held = {total}, and there are {pool.total} pages"
+            f" + {in_requests} held = {pool.free + tree.total_pages + in_requests}, and there are {pool.total} pages"
         )
     if len(leaked):
         shown = " ".join(map(str, leaked[:MAX_LINES].tolist()))

@@ -17,7 +17,6 @@ import numpy as np
 from bough.core.errors import SettingsError
 from bough.memory.tree.node import Namespace
 
-HASH_BYTES = 8
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that there is an inverse
 SPREAD = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)  # that of SplitMix64
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
@@ -58,7 +57,7 @@ def hash_blocks(tokens: bytes, block_bytes: int, parent: int | None, namespace: 
     give: such a chain is computed for all blocks at once. With one Python hash a block, a page size of 1 would take
     longer than the scheduler's turn."""
     if parent is None:
-        parent = int.from_bytes(blake2b(namespace.encode(), digest_size=HASH_BYTES).digest(), "big", signed=True)
+        parent = int.from_bytes(blake2b(namespace.encode(), digest_size=8).digest(), "big", signed=True)
     numbers = np.frombuffer(tokens, np.uint32).reshape(-1, block_bytes // 4) + np.arange(block_bytes // 4) * (1 << 32)
     mixed = numbers.astype(np.uint64) + SPREAD[0]
     for shift, factor in ((30, SPREAD[1]), (27, SPREAD[2])):

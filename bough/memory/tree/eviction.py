@@ -10,16 +10,13 @@ from typing import TypeAlias
 
 from bough.memory.tree.node import Node
 
-SLRU_PROTECTED_HITS = 2
-
-
 Rank: TypeAlias = tuple[int, ...]
 Policy: TypeAlias = Callable[[Node], Rank]
 POLICIES: dict[str, Policy] = {
     "lru": lambda leaf: (leaf.last_used,),
     "lfu": lambda leaf: (leaf.hits, leaf.last_used),
     # Segmented: what was hit at least twice outlives all that was not.
-    "slru": lambda leaf: (int(leaf.hits >= SLRU_PROTECTED_HITS), leaf.last_used),
+    "slru": lambda leaf: (int(leaf.hits >= 2), leaf.last_used),
     "fifo": lambda leaf: (leaf.created,),
     "mru": lambda leaf: (-leaf.last_used,),  # right for cyclic scans that are longer than the cache
     "priority": lambda leaf: (leaf.priority, leaf.last_used),

@@ -8,7 +8,6 @@ from bough.memory.tree.events import hash_blocks
 from bough.memory.tree.node import TOKEN, TOKEN_BYTES, Edge, Namespace, Node
 
 PREVIEW_TOKENS = 8
-MAX_SHARED_PAGES = 20  # pages owned twice that are named; one mistake can touch thousands
 
 
 def descendants(root: Node) -> Iterator[Node]:
@@ -32,9 +31,7 @@ def structure_problems(root: Node, page_size: int, *, hashed: bool) -> list[str]
         for edge, child in parent.children.items():
             namespace = edge[0] if isinstance(edge, tuple) else known
             problems += [f"{describe(child)}: {what}" for what in _link_problems(root, parent, edge, child, width)]
-            if namespace is None:
-                problems.append(f"{describe(child)}: it has no namespace")
-            elif hashed and len(child.tokens) % width == 0:
+            if namespace is not None and hashed and len(child.tokens) % width == 0:
                 above = parent.hashes[-1] if parent.hashes else None
                 if child.hashes != hash_blocks(child.tokens, width, above, namespace):
                     problems.append(f"{describe(child)}: its block hashes do not follow from its tokens")
@@ -42,47 +39,28 @@ def structure_problems(root: Node, page_size: int, *, hashed: bool) -> list[str]
     return problems
 
 
-def _link_problems(root: Node, parent: Node, edge: Edge, child: Node, width: int) -> Iterator[str]:
-    if child.parent is not parent:
-        yield "it does not know its parent"
-    if edge != child.edge:
-        yield "its parent finds it under another key than its own"
-    if isinstance(edge, tuple) != (parent is root):
-        yield "only children of the root carry a namespace"
-    if (edge[1] if isinstance(edge, tuple) else edge) != child.tokens[:width]:
-        yield "its key is not its first page of tokens"
-    if not child.tokens or len(child.tokens) % width:
-        yield "its tokens are not whole pages"
-    if len(child.pages) * width != len(child.tokens):
-        yield f"{len(child.pages)} pages for {len(child.tokens) // TOKEN_BYTES} tokens"
-    if any(len(names) != len(child.pages) for names in child.group_names):
-        yield "a further group has names for another number of pages"
-    if child.locks < 0:
-        yield f"it has {child.locks} locks"
+def _link_problems(root: Node, parent: Node, edge: Edge, child: Node, width: int) -> list[str]:
+    head, tokens, count = edge[1] if isinstance(edge, tuple) else edge, child.tokens, len(child.pages)
+    found = {
+        "it does not know its parent": child.parent is not parent,
+        "its parent finds it under another key than its own": edge != child.edge,
+        "only children of the root carry a namespace": isinstance(edge, tuple) != (parent is root),
+        "its key is not its first page of tokens": head != tokens[:width],
+        "its tokens are not whole pages": not tokens or len(tokens) % width > 0,
+        f"{count} pages for {len(tokens) // TOKEN_BYTES} tokens": count * width != len(tokens),
+        "a further group has names for another number of pages": any(len(each) != count for each in child.group_names),
+        f"it has {child.locks} locks": child.locks < 0,
+    }
+    return [what for what, wrong in found.items() if wrong]
 
 
-def sharing_problems(root: Node) -> list[str]:
-    """Pages that stand in the tree more than once."""
-    nodes = list(descendants(root))
-    pages, counts = np.unique(np.concatenate([root.pages, *(node.pages for node in nodes)]), return_counts=True)
-    problems: list[str] = []
-    for page in pages[counts > 1][:MAX_SHARED_PAGES].tolist():
-        owners = [describe(node) for node in nodes if page in node.pages]
-        problems.append(f"tree: page {page} belongs more than once to {' and '.join(owners)}")
-    return problems
-
-
-def counter_problems(root: Node, evictable: int, protected: int) -> list[str]:
+def counter_problems(root: Node, **books: int) -> list[str]:
     """Where the counters that are kept step by step differ from a recount."""
-    problems: list[str] = []
-    counted = {True: 0, False: 0}
+    counted = dict.fromkeys(books, 0)
     for node in descendants(root):
-        counted[node.locks > 0] += len(node.pages)
-    if counted[False] != evictable:
-        problems.append(f"tree: {evictable} evictable pages on the books, {counted[False]} counted")
-    if counted[True] != protected:
-        problems.append(f"tree: {protected} protected pages on the books, {counted[True]} counted")
-    return problems
+        counted["protected" if node.locks else "evictable"] += len(node.pages)
+    wrong = (kind for kind, pages in counted.items() if pages != books[kind])
+    return [f"tree: {books[kind]} {kind} pages on the books, {counted[kind]} counted" for kind in wrong]
 
 
 def describe(node: Node) -> str:

@@ -9,14 +9,6 @@ import numpy as np
 from bough.core.plan import BoolArray, IntArray
 
 
-class PagesExhausted(RuntimeError):
-    """More pages were asked for than are free; the caller should have evicted first."""
-
-
-class PageOwnershipError(ValueError):
-    """A page came back that the pool had not handed out: freed twice, listed twice, or no page of this pool."""
-
-
 class PagePool:
     """The free ones of the pages 1..`pages`."""
 
@@ -28,9 +20,9 @@ class PagePool:
         self._slot: IntArray = np.empty(pages + 1, dtype=np.int32)  # scratch, to see a page listed twice in one give
 
     def take(self, n: int) -> IntArray:
-        """Hands out `n` pages; all or none."""
+        """Hands out `n` pages; all or none. The caller has evicted as many as it takes."""
         if n > self.free:
-            raise PagesExhausted(f"{n} pages were asked for, but only {self.free} of {self.total} are free.")
+            raise RuntimeError(f"{n} pages were asked for, but only {self.free} of {self.total} are free.")
         rest = self.free - n
         pages = self._stack[rest : self.free][::-1].copy()
         self._is_free[pages] = False
@@ -42,7 +34,7 @@ class PagePool:
         if not len(pages):
             return
         if not self._all_out(pages):
-            raise PageOwnershipError(self._explain_refusal(pages))
+            raise ValueError(self._explain_refusal(pages))
         self._push(pages)
 
     def repair(self, pages: IntArray) -> int:

@@ -94,7 +94,7 @@ class RadixTree:
                 node.hits += 1
             self._victims.offer(path[-1])
         pages = np.concatenate([node.pages for node in path])
-        others = tuple(group.needed(_names(path, index)) for index, group in enumerate(self._groups))
+        others = tuple(group.needed(names_of(path, index)) for index, group in enumerate(self._groups))
         return Match(path[-1], pages, length // TOKEN_BYTES, others, known)
 
     def match_length(self, key: IntArray, namespace: Namespace = "") -> int:
@@ -107,7 +107,7 @@ class RadixTree:
         path, length, inside = self._walk(self._encode(key), namespace)
         count = (length + inside) // self._page_bytes
         pages = np.concatenate([NO_PAGES, *(node.pages for node in path)])[:count]
-        others = (group.present(_names(path, index)[:count]) for index, group in enumerate(self._groups))
+        others = (group.present(names_of(path, index)[:count]) for index, group in enumerate(self._groups))
         return pages, *others
 
     def insert(
@@ -247,16 +247,11 @@ class RadixTree:
         """All pages that the tree owns."""
         return np.concatenate([NO_PAGES, *(node.pages for node in self.nodes())])
 
-    def names_in_use(self, group: int) -> NameArray:
-        """The names of all pages of a further group, those without a page left included."""
-        return _names(self.nodes(), group)
-
     def check(self) -> list[str]:
         """Discrepancies in what the tree says of itself; empty when all is well."""
         problems = inspection.structure_problems(self.root, self.page_size, hashed=self._on_event is not None)
-        problems += inspection.sharing_problems(self.root)
-        problems += inspection.counter_problems(self.root, self.evictable_pages, self.protected_pages)
-        return problems + self._victims.check(self.nodes())
+        books = inspection.counter_problems(self.root, evictable=self.evictable_pages, protected=self.protected_pages)
+        return problems + books + self._victims.check(self.nodes())
 
     # -- internals --------------------------------------------------------------------------------------------------
 
@@ -324,7 +319,7 @@ class RadixTree:
             return length + inside
         usable = np.ones(pages, dtype=np.bool_)
         for index, group in enumerate(self._groups):
-            usable &= group.usable(_names(path, index)[:pages])
+            usable &= group.usable(names_of(path, index)[:pages])
         ends = np.flatnonzero(usable)
         return (int(ends[-1]) + 1) * self._page_bytes if len(ends) else 0
 
@@ -349,5 +344,6 @@ class RadixTree:
             self._on_event(event)
 
 
-def _names(nodes: Iterable[Node], group: int) -> NameArray:
+def names_of(nodes: Iterable[Node], group: int) -> NameArray:
+    """The names of all pages of a further group, those without a page left included."""
     return np.concatenate([NO_NAMES, *(node.group_names[group] for node in nodes)])

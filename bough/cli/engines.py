@@ -32,7 +32,7 @@ def running(settings: dict[str, Any]) -> Iterator[Engine]:
 
 def chat_tokenizer(engine: Engine) -> Tokenizer:
     tokenizer = engine.tokenizer
-    if tokenizer is None or not tokenizer.has_chat_template:
+    if tokenizer is None or tokenizer.chat_template is None:
         advice = "give one with --chat-template (a Jinja file or text), or use `bough generate` for plain completion"
         raise ModelError(f"{engine.served_model_name} has no chat template; {advice}.")
     return tokenizer

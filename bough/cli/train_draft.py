@@ -89,7 +89,7 @@ def _write_texts(engine: Engine, prompts: Sequence[str], length: int) -> list[st
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise SettingsError("This model has no tokenizer, so it cannot write texts to learn from.")
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts] if tokenizer.has_chat_template else []
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts] if tokenizer.chat_template else []
     asked = [encode_chat(tokenizer, chat) for chat in chats] or [tokenizer.encode(prompt) for prompt in prompts]
     texts, sampling = list[str](), {"temperature": TEMPERATURE, "max_new_tokens": length}
     for first in range(0, len(asked), AT_ONCE):

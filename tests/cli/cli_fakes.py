@@ -12,7 +12,7 @@ from bough.cli.main import main
 class WordTokenizer:
     """A word is a token; a conversation is rendered as `<role>text` and ends with `<assistant>`."""
 
-    has_chat_template = True
+    chat_template = "a word for each role"
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /) -> str:
         return " ".join(f"<{m['role']}> {m['content']}" for m in messages) + " <assistant>"

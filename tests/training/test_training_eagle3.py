@@ -148,7 +148,7 @@ def test_what_the_command_asks_is_kept_with_what_the_model_says(
 
     class Engine:
         class tokenizer:
-            has_chat_template = False
+            chat_template = None
             encode = staticmethod(lambda text: [len(word) for word in text.split()])
 
         def generate(self, input_ids: list[list[int]], sampling_params: dict[str, Any]) -> list[dict[str, Any]]:

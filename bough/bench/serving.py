@@ -35,12 +35,7 @@ COUNTS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    _add_server_flags(parser.add_argument_group("server"))
-    _add_data_flags(parser.add_argument_group("data"))
-    _add_run_flags(parser.add_argument_group("traffic"), parser.add_argument_group("output"))
-
-
-def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("server")
     group.add_argument("--backend", choices=list(BACKENDS), default="bough", help="what kind of server it is")
     group.add_argument("--base-url", help="of the server; http://HOST:PORT when left out")
     group.add_argument("--host", default="127.0.0.1")
@@ -51,9 +46,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--disable-stream", action="store_true", help="ask for whole answers")
     group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end where the model ends them")
     group.add_argument("--tokenizer", metavar="PATH", help="folder or GGUF file, for prompts of exact lengths")
-
-
-def _add_data_flags(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("data")
     group.add_argument("--dataset-name", choices=list(DATASETS), default="random")
     group.add_argument("--dataset-path", metavar="FILE", help="of sharegpt (JSON) and custom (JSON lines)")
     group.add_argument("--num-prompts", type=int, default=100, help="prompts, or conversations of multi-turn")
@@ -75,9 +68,7 @@ def _add_data_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg")
     group.add_argument("--image-pool", type=int, help="different pictures, shown in turn; all differ when left out")
     group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
-
-
-def _add_run_flags(group: argparse._ArgumentGroup, output: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("traffic")
     group.add_argument(
         "--request-rate", type=float, default=math.inf, help="arrivals per second, Poisson; inf: all at once"
     )
@@ -85,12 +76,13 @@ def _add_run_flags(group: argparse._ArgumentGroup, output: argparse._ArgumentGro
     group.add_argument("--procs", type=int, default=1, help="client processes")
     group.add_argument("--warmup-requests", type=int, default=1, help="sent before the clock runs")
     group.add_argument("--flush-cache", action="store_true", help="empty the server's prefix cache before the run")
-    output.add_argument("--output-file", metavar="FILE", help="one JSON line per run is added to it")
-    output.add_argument("--output-details", action="store_true", help="that line carries every request's times")
-    output.add_argument("--tag", help="a word of your own for that line")
-    output.add_argument("--plot", metavar="FILE", help="a PNG with the run's distributions (needs matplotlib)")
-    output.add_argument("--html", metavar="FILE", help="a report as one HTML page (needs matplotlib)")
-    output.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    group = parser.add_argument_group("output")
+    group.add_argument("--output-file", metavar="FILE", help="one JSON line per run is added to it")
+    group.add_argument("--output-details", action="store_true", help="that line carries every request's times")
+    group.add_argument("--tag", help="a word of your own for that line")
+    group.add_argument("--plot", metavar="FILE", help="a PNG with the run's distributions (needs matplotlib)")
+    group.add_argument("--html", metavar="FILE", help="a report as one HTML page (needs matplotlib)")
+    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
 def check(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ A benchmark is a module with `add_flags(parser)` and `main(args)`, or `main(args
 """
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,19 +29,15 @@ OF_PARTS = {
     "page": "what an open page costs the engine",
     "tree": "the radix tree alone",
 }
-WITH_ENGINE = ("lang", "constrained", "cpu", "embeddings", "speculation", "tiers", "restart", "pd")
 MENU = Menu(
     program="bough bench",
     about="Measures how fast the engine and its parts are.",
     commands={
-        "offline": Command("many requests at once through the offline engine", "bough.bench.offline", True),
-        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch", True),
-        "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity", True),
+        "offline": Command("many requests at once through the offline engine", "bough.bench.offline"),
+        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch"),
+        "perplexity": Command("what quantised weights cost in quality", "bough.bench.perplexity"),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
-        **{
-            name: Command(f"{about} (in a checkout)", f"tests.bench.{name}", name in WITH_ENGINE)
-            for name, about in OF_PARTS.items()
-        },
+        **{name: Command(f"{about} (in a checkout)", f"tests.bench.{name}") for name, about in OF_PARTS.items()},
     },
     flags={},
 )
@@ -58,13 +55,13 @@ def run(argv: Sequence[str]) -> int:
             raise
         text = f"`{MENU.program} {argv[0]}` is for developers: run it in a checkout of Bough's source."
         raise SettingsError(text) from None
-    return run_benchmark(f"{MENU.program} {argv[0]}", benchmark, argv[1:], command.starts_engine)
+    return run_benchmark(f"{MENU.program} {argv[0]}", benchmark, argv[1:])
 
 
-def run_benchmark(program: str, benchmark: Any, argv: Sequence[str], starts_engine: bool = False) -> int:
+def run_benchmark(program: str, benchmark: Any, argv: Sequence[str]) -> int:
     parser = Parser(program=program, about=benchmark.__doc__ or "")
     benchmark.add_flags(parser)
-    if not starts_engine:
+    if len(inspect.signature(benchmark.main).parameters) == 1:
         return int(benchmark.main(parser.parse(argv)))
     add_engine_flags(parser)
     args = parser.parse(argv)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.cli import engines
 from bough.cli.commands import Parser, did_you_mean
-from bough.cli.engines import DEFAULTS, MakeEngine, Message, Output
+from bough.cli.engines import DEFAULTS, Message, Output
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
@@ -35,7 +35,7 @@ COMMANDS = {
 }
 
 
-def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
+def run(argv: Sequence[str]) -> int:
     about = "Talks to a model. Ctrl-C stops an answer, Ctrl-D leaves."
     parser = Parser(program="bough chat", about=about, takes_text=True)
     parser.add_argument("--system", metavar="TEXT", help="the system message to begin with")
@@ -44,7 +44,7 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     parsed = parser.parse(argv)
     settings = given_settings(parsed)
     sampling = given_sampling(parsed, SAMPLING)
-    with engines.running(make_engine, settings) as engine:
+    with engines.running(settings) as engine:
         chat = Chat(engine, sampling, parsed.system)
         chat.greet()
         for line in _typed_lines():

@@ -19,7 +19,6 @@ class Command:
 
     summary: str
     module: str
-    starts_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""The few steps that `generate` and `chat` share. Commands get their engine from a factory, which tests replace."""
+"""The few steps that `generate` and `chat` share."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
@@ -17,30 +17,22 @@ Message = dict[str, Any]
 
 # Standard error is the same terminal on which the text appears: only what the user must know goes there.
 DEFAULTS = {"log_level": "warning"}
-MakeEngine = Callable[[dict[str, Any]], "Engine"]
-
-
-def start_engine(settings: dict[str, Any]) -> Engine:
-    from bough.launch.engine import Engine
-
-    return Engine(**settings)
 
 
 @contextlib.contextmanager
-def running(make_engine: MakeEngine, settings: dict[str, Any]) -> Iterator[Engine]:
+def running(settings: dict[str, Any]) -> Iterator[Engine]:
     """An engine for as long as the block lasts. One that could not show text is refused before it is started."""
     if settings.get("skip_tokenizer_init"):
         raise SettingsError("This command shows text, so --skip-tokenizer-init cannot be used with it.")
-    engine = make_engine(DEFAULTS | settings)
-    try:
+    from bough.launch.engine import Engine
+
+    with Engine(**DEFAULTS | settings) as engine:
         yield engine
-    finally:
-        engine.shutdown()
 
 
 def chat_tokenizer(engine: Engine) -> Tokenizer:
     tokenizer = engine.tokenizer
-    if tokenizer is None or not tokenizer.has_chat_template:
+    if tokenizer is None or tokenizer.chat_template is None:
         advice = "give one with --chat-template (a Jinja file or text), or use `bough generate` for plain completion"
         raise ModelError(f"{engine.served_model_name} has no chat template; {advice}.")
     return tokenizer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.cli import engines
 from bough.cli.commands import Parser
-from bough.cli.engines import DEFAULTS, MakeEngine, Output
+from bough.cli.engines import DEFAULTS, Output
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bough.launch.engine import Engine
 
 
-def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
+def run(argv: Sequence[str]) -> int:
     """Starts an engine for one prompt. Everything the user typed is checked before that."""
     parsed = _parser().parse(argv)
     settings = given_settings(parsed)
@@ -27,7 +27,7 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     if parsed.raw:
         sampling |= {"skip_special_tokens": False, "no_stop_trim": True}
     prompt = _read_prompt(parsed.prompt)
-    with engines.running(make_engine, settings) as engine:
+    with engines.running(settings) as engine:
         inputs = _inputs(engine, prompt, parsed.chat) | {"sampling_params": sampling}
         if parsed.json or parsed.no_stream or sampling.get("n", 1) > 1:
             _print_whole(engine.generate(**inputs), as_json=parsed.json, raw=parsed.raw)

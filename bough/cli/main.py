@@ -15,13 +15,10 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from bough.cli.commands import HELP_FLAGS, Command, Menu, without_keys
 from bough.core.errors import BoughError, SettingsError
-
-if TYPE_CHECKING:
-    from bough.cli.engines import MakeEngine
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no defect, whichever file it was
 
@@ -32,15 +29,13 @@ MENU = Menu(
         "serve": Command("serve a model over HTTP", "bough.cli.serve"),
         "gateway": Command("put many engines behind one address", "bough.cli.gateway"),
         "store": Command("keep KV pages in memory for many engines", "bough.cli.store"),
-        "generate": Command("complete a prompt", "bough.cli.generate", starts_engine=True),
-        "chat": Command("talk to a model in the terminal", "bough.cli.chat", starts_engine=True),
+        "generate": Command("complete a prompt", "bough.cli.generate"),
+        "chat": Command("talk to a model in the terminal", "bough.cli.chat"),
         "run-batch": Command("answer a file of requests in OpenAI's batch format", "bough.cli.run_batch"),
         "replay": Command("send the requests of a crash dump again", "bough.cli.replay"),
         "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),
         "doctor": Command("what this machine offers, what would fit, what is missing", "bough.cli.doctor"),
-        "train-draft": Command(
-            "train a draft head that speeds a model up", "bough.cli.train_draft", starts_engine=True
-        ),
+        "train-draft": Command("train a draft head that speeds a model up", "bough.cli.train_draft"),
         "build-kernels": Command("compile the CPU kernels with this machine's C compiler", "bough.cli.build_kernels"),
         "bench": Command("measure how fast the engine and its parts are", "bough.cli.bench"),
     },
@@ -48,13 +43,13 @@ MENU = Menu(
 )
 
 
-def main(argv: Sequence[str] | None = None, make_engine: MakeEngine | None = None) -> int:
-    """Runs one command line and returns its exit code. `make_engine` replaces the real engine, for tests."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
     if argv is None and (shown := without_keys(sys.orig_argv)) != sys.orig_argv:
         importlib.import_module("setproctitle").setproctitle(" ".join(shown))  # all users can read the process list
     try:
         with _orderly_sigterm():
-            code = _run(list(sys.argv[1:] if argv is None else argv), make_engine)
+            code = _run(list(sys.argv[1:] if argv is None else argv))
             sys.stdout.flush()  # a reader that has left shows up here, not while the interpreter ends
             return code
     except KeyboardInterrupt:
@@ -86,7 +81,7 @@ def _silence_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(argv: list[str], make_engine: MakeEngine | None) -> int:
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in HELP_FLAGS:
         print(MENU.help())
         return 0
@@ -96,7 +91,7 @@ def _run(argv: list[str], make_engine: MakeEngine | None) -> int:
         print(f"bough {__version__}")
         return 0
     try:
-        return _call(MENU.pick(argv), argv[1:], make_engine)
+        return int(importlib.import_module(MENU.pick(argv).module).run(argv[1:]))
     except SystemExit as end:  # SIGTERM, or argparse's way out after its help or its one line of complaint
         return end.code if isinstance(end.code, int) else 0
 
@@ -117,15 +112,6 @@ def _orderly_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, earlier)
-
-
-def _call(command: Command, argv: list[str], make_engine: MakeEngine | None) -> int:
-    module = importlib.import_module(command.module)
-    if not command.starts_engine:
-        return int(module.run(argv))
-    from bough.cli.engines import start_engine
-
-    return int(module.run(argv, make_engine or start_engine))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bough.cli.commands import Parser
-from bough.cli.engines import DEFAULTS, MakeEngine, encode_chat, running
+from bough.cli.engines import DEFAULTS, encode_chat, running
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
@@ -34,7 +34,7 @@ NUMBERS = {
 }
 
 
-def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
+def run(argv: Sequence[str]) -> int:
     parser = Parser(program="bough train-draft", usage="[MODEL] --output DIR", about="Trains an EAGLE-3 draft head.")
     parser.add_argument("trained", nargs="?", metavar="MODEL", help="as --model-path; without one, the default model")
     parser.add_argument("--output", metavar="DIR", required=True, help="folder for the head's checkpoint")
@@ -52,7 +52,7 @@ def run(argv: Sequence[str], make_engine: MakeEngine) -> int:
     settings, kept = Settings.from_flat(given), args.texts is not None and Path(args.texts).exists()
     lines = _lines(args.texts if kept else args.prompts) if kept or args.prompts else _prompts(args.num_texts)
     if not kept:
-        with running(make_engine, given) as engine:
+        with running(given) as engine:
             lines = _write_texts(engine, [lines[i % len(lines)] for i in range(args.num_texts)], args.length)
         if args.texts is not None:
             Path(args.texts).write_text("\n".join(lines))
@@ -89,7 +89,7 @@ def _write_texts(engine: Engine, prompts: Sequence[str], length: int) -> list[st
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise SettingsError("This model has no tokenizer, so it cannot write texts to learn from.")
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts] if tokenizer.has_chat_template else []
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts] if tokenizer.chat_template else []
     asked = [encode_chat(tokenizer, chat) for chat in chats] or [tokenizer.encode(prompt) for prompt in prompts]
     texts, sampling = list[str](), {"temperature": TEMPERATURE, "max_new_tokens": length}
     for first in range(0, len(asked), AT_ONCE):

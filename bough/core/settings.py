@@ -18,8 +18,6 @@ from bough.core.server_settings import ServerSettings
 from bough.core.setting_checks import SECRETS, check_value, setting, unknown_setting_text
 
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
-CPU_INSTRUCTION_SETS = ("auto", "plain", "avx2", "avx512", "amx", "neon")
-MODEL_IMPLS = ("auto", "bough", "sglang", "transformers")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "mistral", "dummy")
 # What to do instead of other engines' values.
 LOAD_INSTEAD = {
@@ -30,7 +28,6 @@ LOAD_INSTEAD = {
     "bitsandbytes": "auto reads what bitsandbytes has quantised.",
 }
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
@@ -52,7 +49,6 @@ NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user do
 TREE_TOKENS, TREE_STEPS = 8, 5  # the same where drafts are a tree, and how many may follow each other
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 DRAFTED_ROWS = 64  # a step of more rows has tokens enough to fill a device without drafts
-GRAMMAR_BACKENDS = ("xgrammar", "llguidance", "outlines-core", "outlines", "none")
 # Other names of settings, everywhere.
 ALIASES = {
     "model": "model_path",
@@ -87,7 +83,7 @@ class ModelSettings:
         "auto",
         "whose modules compute: bough's own (sglang means the same) or those of transformers, which are slower; auto "
         "takes the latter for models that bough has no file for",
-        choices=MODEL_IMPLS,
+        choices=("auto", "bough", "sglang", "transformers"),
     )
     load_format: str = setting(
         "auto",
@@ -143,7 +139,7 @@ class ModelSettings:
     cpu_instruction_set: str = setting(
         "auto",
         "instructions that the native CPU kernels may use; auto is all this CPU has",
-        choices=CPU_INSTRUCTION_SETS,
+        choices=("auto", "plain", "avx2", "avx512", "amx", "neon"),
     )
 
 
@@ -169,7 +165,7 @@ class MemorySettings:
         "auto",
         "number format of cached keys and values; auto is that of the activations, float16 beside quantised weights on "
         "a CPU",
-        choices=KV_CACHE_DTYPES,
+        choices=("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3"),
     )
     quantization_param_path: str | None = setting(
         None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
@@ -265,7 +261,7 @@ class SchedulerSettings:
     grammar_backend: str = setting(
         "xgrammar",
         "what turns schemas, regexes and grammars into masks of tokens; with none, requests that have one are refused",
-        choices=GRAMMAR_BACKENDS,
+        choices=("xgrammar", "llguidance", "outlines-core", "outlines", "none"),
     )
     grammar_timeout_s: float = setting(
         10.0, "a grammar that takes longer to compile is refused, its request alone", low=0.1

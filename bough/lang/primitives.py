@@ -15,6 +15,11 @@ from bough.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from bough.lang.expressions import Expr, ExprLike, Gen, Image, RoleBegin, RoleEnd, Row, Select, Video, items_of
 from bough.parsers import reasoning_format
 
+__all__ = [
+    "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "assistant", "assistant_begin", "assistant_end", "gen",
+    "gen_float", "gen_int", "gen_string", "image", "select", "separate_reasoning", "system", "system_begin",
+    "system_end", "user", "user_begin", "user_end", "video",
+]  # fmt: skip
 ONE_CONSTRAINT = "gen() takes one constraint: choices, regex (or dtype), or json_schema."
 # The arguments of `gen` that have another name in the engine's sampling parameters, or none.
 TRANSLATED = {"name", "max_tokens", "min_tokens", "dtype", "choices", "choices_method", "regex", "json_schema"}

@@ -145,12 +145,10 @@ class Link:
         self.end = ClientEnd(addresses)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
-        self.is_open = False
 
     def open(self) -> None:
         self._thread.start()
         self._do(self.end.open)
-        self.is_open = True
 
     def connect(self, tokenizer: Tokenizer | None, method: str, cache_tokens: int) -> EngineClient:
         return self._do(lambda: self.end.connect(tokenizer, method, cache_tokens))

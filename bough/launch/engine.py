@@ -33,7 +33,6 @@ from bough.version import __version__
 if TYPE_CHECKING:
     from bough.client.inputs import Inputs
     from bough.launch.client_end import Link
-    from bough.launch.supervisor import Supervisor
 
 T = TypeVar("T")
 Output = dict[str, Any]  # text, output_ids, meta_info
@@ -274,15 +273,19 @@ class Engine:
 
     def _start(self) -> None:
         self._processes = EngineProcesses(self.settings, self._cleanup)
+        supervisor = self._processes.supervisor
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
-        ties = _Ties()
-        self._cleanup.callback(ties.undo)
-        ties.supervisor = self._processes.supervise(ties.die, ties.lose)
+        at_last = self._cleanup.enter_context(contextlib.ExitStack())  # the link tells the processes that they may go
+        self._cleanup.callback(supervisor.close)
         self._processes.start()
         from bough.launch.client_end import Link
 
-        self._link = ties.link = Link(self._processes.addresses)
-        self._link.open()
+        self._link = link = Link(self._processes.addresses)
+        at_last.callback(link.close)
+        self._cleanup.callback(link.send_shutdown)
+        self._cleanup.callback(supervisor.expect_endings)
+        supervisor.on_death, supervisor.on_loss = link.end.die, link.end.lose
+        link.open()
         self.tokenizer = self._processes.open_tokenizer()
         self._reader = input_reader(self._processes.files, self.settings.model, self.tokenizer)
         self._processes.wait_until_ready()
@@ -368,36 +371,6 @@ async def _next_of(outputs: AsyncGenerator[Output, None]) -> Output | None:
 
 async def _close(outputs: AsyncGenerator[Output, None]) -> None:
     await outputs.aclose()
-
-
-class _Ties:
-    """What binds an engine to its processes, as far as a start has come; both ends, because each outlives the engine
-    object by a moment."""
-
-    def __init__(self) -> None:
-        self.supervisor: Supervisor | None = None
-        self.link: Link | None = None
-
-    def die(self, error: EngineDeadError) -> None:
-        """A process has died. Before there is a link nobody waits for an answer, and the start itself will fail."""
-        if self.link is not None:
-            self.link.end.die(error)
-
-    def lose(self, dp_rank: int, error: EngineDeadError) -> None:
-        if self.link is not None:
-            self.link.end.lose(dp_rank, error)
-
-    def undo(self) -> None:
-        with contextlib.ExitStack() as endings:  # all of them happen, the last one first
-            if self.link is not None:
-                endings.callback(self.link.close)
-            if self.supervisor is not None:
-                endings.callback(self.supervisor.close)
-                self.supervisor.expect_endings()
-            if self.link is not None and self.link.is_open:
-                endings.callback(self.link.send_shutdown)
-            elif self.supervisor is not None:
-                endings.callback(self.supervisor.end_now)  # there is no way yet to tell them
 
 
 def _close_beside(link: Link, cleanup: contextlib.ExitStack) -> None:

@@ -13,14 +13,13 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from bough.core.custom_code import load_dill
-from bough.core.errors import BoughError, EngineDeadError, SettingsError
+from bough.core.errors import BoughError, SettingsError
 from bough.core.files import SHARED
 from bough.core.settings import Settings
 from bough.launch.disaggregation import check_disaggregation
@@ -79,6 +78,7 @@ class EngineProcesses:
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor
+        self.supervisor = Supervisor()
         self.files = find_files(settings.model)
         check_ranks(self.files, settings)
         folder = open_socket_folder(cleanup)
@@ -94,16 +94,9 @@ class EngineProcesses:
             self.addresses = [self._head.place(*self.addresses)]
         self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
-    def supervise(
-        self, on_death: Callable[[EngineDeadError], None], on_loss: Callable[[int, EngineDeadError], None]
-    ) -> Supervisor:
-        """`on_loss` is told of a replica that dies while others live."""
-        self.supervisor = Supervisor(on_death, on_loss)
+    def start(self) -> None:
         if self._head is not None:
             self._head.watch(self.supervisor)
-        return self.supervisor
-
-    def start(self) -> None:
         self.supervisor.start([spec for number in range(len(self.addresses)) for spec in self._specs(number)])
 
     def _specs(self, number: int) -> list[ChildSpec]:

@@ -27,7 +27,7 @@ def run_node(settings: Settings, key: str, executor: str = MODEL_EXECUTOR, front
         link = NodeLink(settings, key)
         cleanup.callback(link.close)
         addresses = link.join(files)
-        supervisor = Supervisor(lambda error: None)
+        supervisor = Supervisor()
         cleanup.callback(supervisor.close)
         first, flat = parallel.node_rank * parallel.ranks_per_node, settings.to_flat()
         spec = ChildSpec("executor", flat, addresses, files, executor=executor, cluster_key=key)

@@ -239,7 +239,8 @@ class MainServer(Serving):
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
         cleanup.push_async_callback(in_thread, end.terminate)
         cleanup.callback(end.close)
-        supervisor = self._supervisor = processes.supervise(on_death, end.lose)
+        supervisor = self._supervisor = processes.supervisor
+        supervisor.on_death, supervisor.on_loss = on_death, end.lose
         cleanup.push_async_callback(in_thread, supervisor.close)
         cleanup.callback(end.send_shutdown)
         cleanup.callback(supervisor.expect_endings)

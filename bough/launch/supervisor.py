@@ -112,13 +112,10 @@ def _print_named(name: str, descriptor: int) -> None:
 
 
 class Supervisor:
-    def __init__(
-        self,
-        on_death: Callable[[EngineDeadError], None],
-        on_loss: Callable[[int, EngineDeadError], None] = lambda dp_rank, error: None,
-    ) -> None:
-        self._on_death = on_death
-        self._on_loss = on_loss
+    def __init__(self) -> None:
+        self.on_death: Callable[[EngineDeadError], None] = lambda error: None
+        # Told of a replica that dies while others live.
+        self.on_loss: Callable[[int, EngineDeadError], None] = lambda dp_rank, error: None
         self._changed = threading.Condition()
         self._closing = False
         self.at_end: Callable[[str], None] = lambda reason: None  # told once, before the children end; "": in order
@@ -135,13 +132,13 @@ class Supervisor:
 
     def wait_until_ready(self, timeout_s: float) -> dict[str, dict[str, Any]]:
         """What each announced, by title. Raises the error of the first that failed."""
-        deadline = time.monotonic() + timeout_s
+
+        def known() -> bool:
+            return self.error is not None or all(child.ready is not None for child in self.children)
+
         with self._changed:
-            while self.error is None and any(child.ready is None for child in self.children):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise EngineDeadError(f"The engine was not ready within {timeout_s:g} s (--start-timeout-s).")
-                self._changed.wait(min(left, 1.0))
+            if not self._changed.wait_for(known, min(timeout_s, threading.TIMEOUT_MAX)):
+                raise EngineDeadError(f"The engine was not ready within {timeout_s:g} s (--start-timeout-s).")
             if self.error is not None:
                 raise self.error
             return {child.title: child.ready or {} for child in self.children}
@@ -215,7 +212,7 @@ class Supervisor:
             log.error("%s Replica %d is dead; the others serve on.", text, child.dp_rank)
             for each in lost:
                 each.end_now()
-            self._on_loss(child.dp_rank, EngineDeadError(text))
+            self.on_loss(child.dp_rank, EngineDeadError(text))
             return
         self.fail(_as_error(child, text), text)
 
@@ -229,7 +226,7 @@ class Supervisor:
         reason = reason or str(error)
         self.at_end(reason)
         self.end_now(reason)
-        self._on_death(EngineDeadError(reason))
+        self.on_death(EngineDeadError(reason))
 
     def _replica_of(self, child: Child) -> list[Child]:
         """The processes that end with a child; none: all do, because no other replica serves."""

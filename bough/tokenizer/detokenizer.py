@@ -38,7 +38,7 @@ class ChannelOutlet:
     """Where deltas, replies and stop notices go."""
 
     def __init__(self, clients: ClientSenders, scheduler: Sender) -> None:
-        self._clients, self.stream_ended = clients, scheduler.send
+        self._clients, self.reply, self.stream_ended = clients, clients.reply, scheduler.send
 
     def deltas(self, message: Deltas) -> None:
         """Each client gets its deltas of the step in one message."""
@@ -52,9 +52,6 @@ class ChannelOutlet:
             shares.setdefault(client_of(replay.handle), Deltas([], [])).replays.append(replay)
         for client, share in shares.items():
             self._clients[client].send(share)
-
-    def reply(self, message: Reply) -> None:
-        self._clients.reply(message)
 
     def tell_clients(self, message: ProcessCommand) -> None:
         for client in self._clients:

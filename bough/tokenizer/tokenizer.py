@@ -183,10 +183,6 @@ class Tokenizer:
 
     # ---- conversations to prompts
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self.chat_template is not None
-
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The prompt of a conversation, with the options of `ChatTemplate.render`; encode it with
         `add_special_tokens=False`: the template writes them itself."""

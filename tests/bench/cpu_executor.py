@@ -87,4 +87,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == [SERVE]:
         serve_loads()
     else:
-        sys.exit(run_benchmark("cpu_executor", sys.modules[__name__], sys.argv[1:], starts_engine=True))
+        sys.exit(run_benchmark("cpu_executor", sys.modules[__name__], sys.argv[1:]))

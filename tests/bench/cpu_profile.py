@@ -119,4 +119,4 @@ def _figures(seconds: float | None, whole_s: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_benchmark("cpu_profile", sys.modules[__name__], sys.argv[1:], starts_engine=True))
+    sys.exit(run_benchmark("cpu_profile", sys.modules[__name__], sys.argv[1:]))

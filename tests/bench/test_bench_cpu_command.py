@@ -97,7 +97,7 @@ def test_the_engine_runs_loads(tiny_model: Path, tmp_path: Path, capsys: pytest.
 
 @pytest.mark.slow
 def test_engine_and_executor_run_every_load(tiny_model: Path, tmp_path: Path) -> None:
-    assert run_benchmark("cpu_executor", cpu_executor, tiny_load(tiny_model, tmp_path), starts_engine=True) == 0
+    assert run_benchmark("cpu_executor", cpu_executor, tiny_load(tiny_model, tmp_path)) == 0
     found = found_in(tmp_path)
     assert [start["side"] for start in found["starts"]] == ["engine", "executor"]
     assert [case["name"] for case in found["cases"]] == [case.name for case in cases()]
@@ -105,7 +105,7 @@ def test_engine_and_executor_run_every_load(tiny_model: Path, tmp_path: Path) ->
 
 def test_a_profile_needs_no_tokenizer(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--vocab", "100", "--model", str(tiny_model), *TINY]
-    assert run_benchmark("cpu_profile", cpu_profile, flags, starts_engine=True) == 0
+    assert run_benchmark("cpu_profile", cpu_profile, flags) == 0
     shown = capsys.readouterr().out
     assert "a decode step of 16 streams" in shown and "executor's thread" in shown and "JSON" not in shown
 
@@ -113,7 +113,7 @@ def test_a_profile_needs_no_tokenizer(tiny_model: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_profile_under_a_schema_shows_what_masks_cost(capsys: pytest.CaptureFixture[str]) -> None:
     """On the default model: a schema needs a vocabulary of words."""
-    assert run_benchmark("cpu_profile", cpu_profile, ["--scale", "0.5", "--cpu-threads", "1"], starts_engine=True) == 0
+    assert run_benchmark("cpu_profile", cpu_profile, ["--scale", "0.5", "--cpu-threads", "1"]) == 0
     free, bound = capsys.readouterr().out.split("the same under a JSON schema")
     assert "filling masks" in bound and "filling masks" not in free
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_measured_is_refused(
 def test_cpu_time_is_counted_for_one_thread_only(tiny_model: Path) -> None:
     flags = ["--model", str(tiny_model), *TINY, "--cpu-time", "--cpu-threads", "2"]
     with pytest.raises(SettingsError, match=r"^--cpu-time is for one thread: add --cpu-threads 1\.$"):
-        run_benchmark("cpu_executor", cpu_executor, flags, starts_engine=True)
+        run_benchmark("cpu_executor", cpu_executor, flags)
 
 
 def test_a_python_without_the_package_is_no_peer(tmp_path: Path) -> None:

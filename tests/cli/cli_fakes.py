@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+from unittest import mock
+
+from bough.cli.main import main
 
 
 class WordTokenizer:
     """A word is a token; a conversation is rendered as `<role>text` and ends with `<assistant>`."""
 
-    has_chat_template = True
+    chat_template = "a word for each role"
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /) -> str:
         return " ".join(f"<{m['role']}> {m['content']}" for m in messages) + " <assistant>"
@@ -33,7 +36,7 @@ class FakeEngine:
         self._finish = finish or {"type": "stop", "matched": 2}
 
     def make(self, settings: dict[str, Any]) -> FakeEngine:
-        """The factory that commands are given."""
+        """What commands get in the place of an engine (`run_with`)."""
         self.settings = settings
         return self
 
@@ -55,7 +58,10 @@ class FakeEngine:
         outputs = [list(self._stream(next(self._answers)))[-1] for _ in range(count)]
         return outputs if count > 1 else outputs[0]
 
-    def shutdown(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self.closed = True
 
     def _stream(self, words: Sequence[str | BaseException]) -> Iterator[dict[str, Any]]:
@@ -75,3 +81,9 @@ class FakeEngine:
                 yield {"text": text, "output_ids": list(range(number)), "meta_info": meta}
         finally:
             self.streams_closed += 1
+
+
+def run_with(make: Callable[[dict[str, Any]], Any], argv: Sequence[str]) -> int:
+    """The exit code of a command line whose engine is made of its settings by `make`."""
+    with mock.patch("bough.launch.engine.Engine", lambda **settings: make(settings)):
+        return main(argv)

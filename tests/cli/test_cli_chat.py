@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fakes import FakeEngine
+from cli_fakes import FakeEngine, run_with
 
 from bough.cli.chat import describe
-from bough.cli.main import main
 from bough.core.errors import EngineDeadError, RequestError
 
 Capture = pytest.CaptureFixture[str]
@@ -19,7 +18,7 @@ Patch = pytest.MonkeyPatch
 
 def talk(monkeypatch: Patch, engine: FakeEngine, *lines: str, flags: tuple[str, ...] = ()) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(line + "\n" for line in lines)))
-    return main(["chat", *flags], engine.make)
+    return run_with(engine.make, ["chat", *flags])
 
 
 def prompts(engine: FakeEngine) -> list[str]:
@@ -162,7 +161,7 @@ def test_at_a_terminal_prompt_both_keys_leave(leave: type[BaseException], monkey
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(builtins, "input", typed)
     engine = FakeEngine(["Hi"])
-    assert main(["chat"], engine.make) == 0
+    assert run_with(engine.make, ["chat"]) == 0
     assert len(engine.calls) == 1 and engine.closed
 
 

@@ -5,9 +5,8 @@ import json
 import sys
 
 import pytest
-from cli_fakes import FakeEngine
+from cli_fakes import FakeEngine, run_with
 
-from bough.cli.main import main
 from bough.core.errors import RequestError
 
 Capture = pytest.CaptureFixture[str]
@@ -15,7 +14,7 @@ Capture = pytest.CaptureFixture[str]
 
 def test_text_is_streamed_and_ends_with_a_newline(capsys: Capture) -> None:
     engine = FakeEngine([" Pa", "ris", "."])
-    assert main(["generate", "The capital of France is"], engine.make) == 0
+    assert run_with(engine.make, ["generate", "The capital of France is"]) == 0
     assert capsys.readouterr().out == " Paris.\n"
     assert engine.calls == [
         {"prompt": "The capital of France is", "sampling_params": {}, "input_ids": None, "stream": True}
@@ -26,20 +25,20 @@ def test_text_is_streamed_and_ends_with_a_newline(capsys: Capture) -> None:
 def test_engine_and_sampling_flags_reach_their_places() -> None:
     engine = FakeEngine(["x"])
     flags = ["--model", "m", "--page-size", "4", "--temperature", "0", "--stop", "\n", "--log-level", "debug"]
-    assert main(["generate", "a", *flags], engine.make) == 0
+    assert run_with(engine.make, ["generate", "a", *flags]) == 0
     assert engine.settings == {"model_path": "m", "page_size": 4, "log_level": "debug"}
     assert engine.calls[0]["sampling_params"] == {"temperature": 0.0, "stop": ["\n"]}
 
 
 def test_the_engine_is_quiet_unless_asked() -> None:
     engine = FakeEngine(["x"])
-    main(["generate", "a"], engine.make)
+    run_with(engine.make, ["generate", "a"])
     assert engine.settings == {"log_level": "warning"}
 
 
 def test_chat_wraps_the_prompt_in_the_template() -> None:
     engine = FakeEngine(["x"])
-    assert main(["generate", "--chat", "hello"], engine.make) == 0
+    assert run_with(engine.make, ["generate", "--chat", "hello"]) == 0
     assert engine.calls[0]["prompt"] is None
     assert engine.calls[0]["input_ids"] == ["<user>", "hello", "<assistant>"]
 
@@ -47,20 +46,20 @@ def test_chat_wraps_the_prompt_in_the_template() -> None:
 def test_chat_needs_a_template(capsys: Capture) -> None:
     engine = FakeEngine(["x"])
     engine.tokenizer = None
-    assert main(["generate", "--chat", "hello"], engine.make) == 1
+    assert run_with(engine.make, ["generate", "--chat", "hello"]) == 1
     assert "fake has no chat template" in capsys.readouterr().err
 
 
 def test_dash_reads_standard_input_without_its_last_newline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     engine = FakeEngine(["x"])
-    assert main(["generate", "-"], engine.make) == 0
+    assert run_with(engine.make, ["generate", "-"]) == 0
     assert engine.calls[0]["prompt"] == "one\ntwo"
 
 
 def test_input_that_is_no_text_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
-    assert main(["generate", "-"], FakeEngine().make) == 2
+    assert run_with(FakeEngine().make, ["generate", "-"]) == 2
     assert capsys.readouterr().err == "bough: Standard input is not UTF-8 text.\n"
 
 
@@ -70,14 +69,14 @@ def test_input_that_is_no_text_is_told(monkeypatch: pytest.MonkeyPatch, capsys: 
 )
 def test_unusable_prompts_start_no_engine(argv: list[str], text: str, capsys: Capture) -> None:
     engine = FakeEngine()
-    assert main(["generate", *argv], engine.make) == 2
+    assert run_with(engine.make, ["generate", *argv]) == 2
     assert capsys.readouterr().err.startswith(f"bough: {text}")
     assert engine.settings is None
 
 
 def test_json_prints_the_whole_output(capsys: Capture) -> None:
     engine = FakeEngine(["é"])
-    assert main(["generate", "--json", "a"], engine.make) == 0
+    assert run_with(engine.make, ["generate", "--json", "a"]) == 0
     text = capsys.readouterr().out
     assert json.loads(text)["meta_info"]["completion_tokens"] == 1
     assert "é" in text
@@ -86,24 +85,24 @@ def test_json_prints_the_whole_output(capsys: Capture) -> None:
 
 def test_no_stream_prints_once(capsys: Capture) -> None:
     engine = FakeEngine(["a", "b\n"])
-    assert main(["generate", "--no-stream", "a"], engine.make) == 0
+    assert run_with(engine.make, ["generate", "--no-stream", "a"]) == 0
     assert capsys.readouterr().out == "ab\n"
     assert not engine.calls[0]["stream"]
 
 
 def test_several_samples_are_kept_apart(capsys: Capture) -> None:
-    assert main(["generate", "--n", "2", "a"], FakeEngine(["one"], ["two\n"]).make) == 0
+    assert run_with(FakeEngine(["one"], ["two\n"]).make, ["generate", "--n", "2", "a"]) == 0
     assert capsys.readouterr().out == "--- 1 of 2\none\n--- 2 of 2\ntwo\n"
 
 
 def test_several_samples_as_json_are_a_list(capsys: Capture) -> None:
-    assert main(["generate", "--n", "2", "--json", "a"], FakeEngine(["one"], ["two"]).make) == 0
+    assert run_with(FakeEngine(["one"], ["two"]).make, ["generate", "--n", "2", "--json", "a"]) == 0
     assert [output["text"] for output in json.loads(capsys.readouterr().out)] == ["one", "two"]
 
 
 def test_raw_adds_and_hides_nothing(capsys: Capture) -> None:
     engine = FakeEngine(["x", "<end>"])
-    assert main(["generate", "--raw", "a"], engine.make) == 0
+    assert run_with(engine.make, ["generate", "--raw", "a"]) == 0
     assert capsys.readouterr().out == "x<end>"
     assert engine.calls[0]["sampling_params"] == {"skip_special_tokens": False, "no_stop_trim": True}
 
@@ -111,11 +110,11 @@ def test_raw_adds_and_hides_nothing(capsys: Capture) -> None:
 @pytest.mark.parametrize("flags", [[], ["--no-stream"]])
 def test_an_answer_cut_short_shows_what_there_is_and_why(flags: list[str], capsys: Capture) -> None:
     engine = FakeEngine(["Hel"], finish={"type": "abort", "message": "It ran too long."})
-    assert main(["generate", *flags, "a"], engine.make) == 1
+    assert run_with(engine.make, ["generate", *flags, "a"]) == 1
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == ("Hel\n", "bough: It ran too long.\n")
 
 
 def test_a_refused_request_is_told(capsys: Capture) -> None:
-    assert main(["generate", "a"], FakeEngine([RequestError("The prompt is too long.")]).make) == 1
+    assert run_with(FakeEngine([RequestError("The prompt is too long.")]).make, ["generate", "a"]) == 1
     assert capsys.readouterr().err == "bough: The prompt is too long.\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fakes import FakeEngine
+from cli_fakes import FakeEngine, run_with
 
 from bough.cli.commands import without_keys
 from bough.cli.main import MENU, main
@@ -64,7 +64,7 @@ def test_every_command_has_a_help_page(name: str, capsys: Capture) -> None:
 )
 def test_what_cannot_be_used_ends_with_a_line_and_code_2(argv: list[str], line: str, capsys: Capture) -> None:
     engine = FakeEngine()
-    assert main(argv, engine.make) == 2
+    assert run_with(engine.make, argv) == 2
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == ("", line + "\n")
     assert engine.settings is None, "an engine was started for a command line that cannot be used"
@@ -74,20 +74,20 @@ def test_errors_of_bough_are_one_sentence_and_code_1(capsys: Capture) -> None:
     def fails(settings: dict[str, Any]) -> Any:
         raise ModelError("There is no such model.")
 
-    assert main(["generate", "a"], fails) == 1
+    assert run_with(fails, ["generate", "a"]) == 1
     assert capsys.readouterr().err == "bough: There is no such model.\n"
 
 
 def test_a_dead_engine_is_reported_and_closed(capsys: Capture) -> None:
     engine = FakeEngine(["Hel", EngineDeadError("The scheduler process ended.")])
-    assert main(["generate", "a"], engine.make) == 1
+    assert run_with(engine.make, ["generate", "a"]) == 1
     assert capsys.readouterr().err == "bough: The scheduler process ended.\n"
     assert engine.closed
 
 
 def test_interrupt_is_quiet_and_closes_the_engine(capsys: Capture) -> None:
     engine = FakeEngine(["Hel", KeyboardInterrupt()])
-    assert main(["generate", "a"], engine.make) == 130
+    assert run_with(engine.make, ["generate", "a"]) == 130
     assert capsys.readouterr().err == ""
     assert engine.closed
 
@@ -99,7 +99,7 @@ def test_sigterm_is_quiet_and_closes_the_engine(capsys: Capture) -> None:
             raise AssertionError("still here")
 
     engine, before = Ended(), signal.getsignal(signal.SIGTERM)
-    assert main(["generate", "a"], engine.make) == 143
+    assert run_with(engine.make, ["generate", "a"]) == 143
     assert capsys.readouterr().err == ""
     assert engine.closed and signal.getsignal(signal.SIGTERM) == before
 
@@ -115,7 +115,7 @@ def test_a_thread_may_run_a_command_too(capsys: Capture) -> None:
 def test_defects_are_not_hidden() -> None:
     for defect in (ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")):
         with pytest.raises(type(defect)):
-            main(["generate", "a"], FakeEngine([defect]).make)
+            run_with(FakeEngine([defect]).make, ["generate", "a"])
 
 
 def test_bench_hands_over_its_words(capsys: Capture) -> None:
@@ -147,8 +147,8 @@ def test_a_reader_that_leaves_ends_the_command_quietly(argv: list[str]) -> None:
 
 PRINT_A_VERSION = "from bough.cli.main import main; sys.exit(main(['--version']))"
 GENERATE_A_WORD = (
-    "from cli_fakes import FakeEngine; from bough.cli.main import main; engine = FakeEngine(['x'])\n"
-    "code = main(['generate', 'a'], engine.make)\n"
+    "from cli_fakes import FakeEngine, run_with; engine = FakeEngine(['x'])\n"
+    "code = run_with(engine.make, ['generate', 'a'])\n"
     "assert engine.closed\n"
     "sys.exit(code)\n"
 )
@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_line(code: str, unbuffered: str) -> None:
 
 def test_a_file_for_which_there_is_no_room_is_named(capsys: Capture) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "out.json")
-    assert main(["generate", "a"], FakeEngine([full]).make) == 1
+    assert run_with(FakeEngine([full]).make, ["generate", "a"]) == 1
     assert capsys.readouterr().err.startswith("bough: Cannot write: No space left on device (out.json).")
 
 

@@ -19,8 +19,15 @@ class Sent:
         self.messages.append(message)
 
 
+class Clients(list[Sent]):
+    """The ways to all of them."""
+
+    def reply(self, message: Any) -> None:
+        raise AssertionError("nobody has asked for a reply")
+
+
 def test_deltas_and_replays_go_to_those_who_asked() -> None:
-    clients = [Sent(), Sent(), Sent()]
+    clients = Clients([Sent(), Sent(), Sent()])
     outlet = ChannelOutlet(clients, Sent())  # type: ignore[arg-type]
     here, there = first_handle(0), first_handle(2)
     news, known, end = Delta(here, "a", b""), Delta(there, "b", b""), Delta(there, "", b"")
@@ -31,5 +38,5 @@ def test_deltas_and_replays_go_to_those_who_asked() -> None:
 def test_a_lone_client_gets_the_message_as_it_is() -> None:
     client = Sent()
     message = Deltas([], [Delta(first_handle(0), "b", b"")])
-    ChannelOutlet([client], Sent()).deltas(message)  # type: ignore[arg-type]
+    ChannelOutlet(Clients([client]), Sent()).deltas(message)  # type: ignore[arg-type]
     assert client.messages == [message]

@@ -50,7 +50,8 @@ class Deaths:
     def __init__(self) -> None:
         self._heard: list[EngineDeadError] = []
         self._event = threading.Event()
-        self.supervisor = Supervisor(self._hear)
+        self.supervisor = Supervisor()
+        self.supervisor.on_death = self._hear
 
     def _hear(self, error: EngineDeadError) -> None:
         self._heard.append(error)

@@ -56,7 +56,7 @@ def test_a_second_child_that_cannot_start_leaves_no_first_one(
         return started[0]
 
     monkeypatch.setattr(module.subprocess, "Popen", popen)
-    supervisor = Supervisor(lambda error: None)
+    supervisor = Supervisor()
     with pytest.raises(OSError, match="no more processes"):
         supervisor.start(specs(tiny_model, tmp_path))
     supervisor.close()
@@ -67,7 +67,7 @@ def test_a_child_that_dies_at_once_is_reported_not_raised(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    supervisor = Supervisor(lambda error: None)
+    supervisor = Supervisor()
     supervisor.start(specs(tiny_model, tmp_path))
     with pytest.raises(EngineDeadError, match="ended with exit code 1"):
         supervisor.wait_until_ready(60.0)
@@ -80,7 +80,8 @@ def test_a_child_that_leaves_when_endings_are_expected_has_not_died(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/true")
     deaths: list[EngineDeadError] = []
-    supervisor = Supervisor(deaths.append)
+    supervisor = Supervisor()
+    supervisor.on_death = deaths.append
     supervisor.expect_endings()
     others = threading.enumerate()  # among them may be the watchers of an engine that the session keeps
     supervisor.start(specs(tiny_model, tmp_path))
@@ -146,7 +147,8 @@ def test_a_replica_ends_alone_and_the_last_one_ends_the_engine(
         deaths.append(str(error))
         news.release()
 
-    supervisor = Supervisor(on_death, on_loss)
+    supervisor = Supervisor()
+    supervisor.on_death, supervisor.on_loss = on_death, on_loss
     both = [dataclasses.replace(spec, dp_rank=n) for n in (0, 1) for spec in specs(tiny_model, tmp_path)]
     supervisor.start([*both, dataclasses.replace(both[0], role="server", dp_rank=None)])
     titles = ["scheduler DP0", "detokenizer DP0", "scheduler DP1", "detokenizer DP1", "server"]

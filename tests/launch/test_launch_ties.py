@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from bough.launch.engine import _Ties
-
-
-class Recorder:
-    """Stands in for a supervisor or a link."""
-
-    def __init__(self, name: str, calls: list[str], *, is_open: bool = False) -> None:
-        self._name, self._calls, self.is_open = name, calls, is_open
-
-    def __getattr__(self, method: str) -> Any:
-        return lambda: self._calls.append(f"{self._name} {method}")
+from bough.launch import client_end, engine
 
 
 @pytest.mark.parametrize(
-    ("link", "expected"),
+    ("failing", "expected"),
     [
-        (None, ["supervisor expect_endings", "supervisor end_now", "supervisor close"]),
-        ("half open", ["supervisor expect_endings", "supervisor end_now", "supervisor close", "link close"]),
-        ("open", ["supervisor expect_endings", "link send_shutdown", "supervisor close", "link close"]),
+        ("start", ["supervisor.close"]),
+        ("open", ["supervisor.expect_endings", "link.send_shutdown", "supervisor.close", "link.close"]),
+        ("open_tokenizer", ["supervisor.expect_endings", "link.send_shutdown", "supervisor.close", "link.close"]),
     ],
 )
-def test_processes_are_told_to_leave_where_there_is_a_way(link: str | None, expected: list[str]) -> None:
-    calls: list[str] = []
-    ties: Any = _Ties()
-    ties.supervisor = Recorder("supervisor", calls)
-    ties.link = None if link is None else Recorder("link", calls, is_open=link == "open")
-    ties.undo()
-    assert calls == expected
+def test_processes_are_told_to_leave_where_there_is_a_way(
+    failing: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, endings = Mock(), list[str]()
+    for name in ("supervisor.close", "supervisor.expect_endings", "link.send_shutdown", "link.close"):
+        parts.configure_mock(**{f"{name}.side_effect": lambda name=name: endings.append(name)})
+    processes: Any = Mock(supervisor=parts.supervisor)
+    getattr(parts.link if failing == "open" else processes, failing).side_effect = KeyboardInterrupt
+    monkeypatch.setattr(engine, "EngineProcesses", lambda settings, cleanup: processes)
+    monkeypatch.setattr(client_end, "Link", lambda addresses: parts.link)
+    with pytest.raises(KeyboardInterrupt):
+        engine.Engine()
+    assert endings == expected
 
 
-def test_before_anything_was_begun_there_is_nothing_to_undo() -> None:
-    _Ties().undo()
+def test_before_anything_was_begun_there_is_nothing_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "EngineProcesses", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        engine.Engine()

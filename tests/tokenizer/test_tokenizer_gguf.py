@@ -49,7 +49,7 @@ def test_smollm2_knows_its_special_tokens(smollm2: Tokenizer) -> None:
     assert smollm2.bos_id == 1
     assert smollm2.eos_ids == (2,)
     assert smollm2.special_ids == frozenset(range(17))
-    assert smollm2.has_chat_template
+    assert smollm2.chat_template is not None
     assert smollm2.decode([1, 19556, 2]) == "Hello"
 
 

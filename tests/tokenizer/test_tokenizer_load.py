@@ -107,7 +107,7 @@ def prompt(tokenizer: Tokenizer) -> str:
 
 
 def test_templates_come_from_the_most_specific_place(folder: Path, tmp_path: Path) -> None:
-    assert not load_tokenizer(folder).has_chat_template
+    assert load_tokenizer(folder).chat_template is None
     configure(folder, chat_template=[{"name": "default", "template": "list {{ bos_token }}"}])
     assert prompt(load_tokenizer(folder)) == "list <s>"
     configure(folder, chat_template="string {{ eos_token }}")

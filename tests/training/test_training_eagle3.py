@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -83,16 +84,14 @@ def test_it_trains_on_what_it_will_see(model: PreTrainedModel) -> None:
             assert torch.allclose(ours[0, place], theirs, atol=1e-4)
 
 
-def test_the_checkpoint_has_the_published_names(folder: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_has_the_published_names(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line, with texts that were kept: no engine is needed."""
     kept, out = tmp_path / "texts.jsonl", tmp_path / "head"
     kept.write_text("".join(json.dumps(text) + "\n" for text in texts()))
 
-    def no_engine(settings: dict[str, Any]) -> NoReturn:
-        raise AssertionError
-
+    monkeypatch.setattr("bough.launch.engine.Engine", lambda **settings: pytest.fail("an engine was started"))
     argv = ["train-draft", str(folder), "--output", str(out), "--texts", str(kept), "--steps", "2", "--device", "cpu"]
-    assert main([*argv, "--batch-size", "2", "--draft-vocab-size", str(VOCABULARY)], no_engine) == 0
+    assert main([*argv, "--batch-size", "2", "--draft-vocab-size", str(VOCABULARY)]) == 0
     stated, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
     assert stated["architectures"] == ["LlamaForCausalLMEagle3"] and stated["draft_vocab_size"] == VOCABULARY
     width, heads, groups = 64, 4 * 16, 2 * 16
@@ -141,26 +140,26 @@ def test_a_model_must_have_layers_to_read(tmp_path: Path) -> None:
         train(small, texts(1, DEPTH + 2), vocabulary=8, steps=1, batch_size=1, rate=1e-3)
 
 
-def test_what_the_command_asks_is_kept_with_what_the_model_says(tmp_path: Path) -> None:
+def test_what_the_command_asks_is_kept_with_what_the_model_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fake engine says a text too short to learn from; what it was asked and said is kept all the same."""
     asked = []
 
     class Engine:
         class tokenizer:
-            has_chat_template = False
+            chat_template = None
             encode = staticmethod(lambda text: [len(word) for word in text.split()])
 
         def generate(self, input_ids: list[list[int]], sampling_params: dict[str, Any]) -> list[dict[str, Any]]:
             asked.append((input_ids, sampling_params["max_new_tokens"]))
             return [{"output_ids": [7, 8]} for _ in input_ids]
 
-        def shutdown(self) -> None:
-            return
-
+    monkeypatch.setattr("bough.launch.engine.Engine", lambda **settings: nullcontext(Engine()))
     prompts, kept = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
     prompts.write_text("a bb\n\nccc\n")
     argv = ["train-draft", str(tmp_path), "--output", "x", "--prompts", str(prompts), "--texts", str(kept)]
-    assert main([*argv, "--num-texts", "3", "--length", "9"], lambda settings: Engine()) == 1  # type: ignore[arg-type, return-value]
+    assert main([*argv, "--num-texts", "3", "--length", "9"]) == 1
     assert asked == [([[1, 2], [3], [1, 2]], 9)]
     assert [json.loads(line) for line in kept.read_text().splitlines()] == [
         [[1, 2, 7, 8], 2],

@@ -168,7 +168,7 @@ async def _answered(context: ServerContext, inputs: Inputs) -> None:
 def describe_model(context: ServerContext, states: list[State]) -> dict[str, Any]:
     return {
         **context.model.to_dict(),
-        "has_chat_template": context.tokenizer is not None and context.tokenizer.has_chat_template,
+        "has_chat_template": context.tokenizer is not None and context.tokenizer.chat_template is not None,
         "chat_template": describe_template(context.tokenizer),
         "preferred_sampling_params": None,
         **(facts_of(states[0]) if states else {}),

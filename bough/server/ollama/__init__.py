@@ -90,7 +90,7 @@ async def generate(context: ServerContext, request: Request, body: requests.Gene
         return json_response(_writer(context, body).loaded())
     tokenizer = context.require_tokenizer("prompt")
     # It is continued as it is on demand, and where a model has no template to put it in.
-    if body.raw or not (tokenizer.has_chat_template or body.system):
+    if body.raw or not (tokenizer.chat_template or body.system):
         media = read_media(requests.read_prompt(body), context.client.media_kinds, "images")
         inputs = await context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
         return await _answer(context, request, body, inputs, None)

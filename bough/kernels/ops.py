@@ -138,13 +138,13 @@ def experts_by_logits(
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """What a model's layers compute with."""
+    """What a model's layers compute with; what a device has no kernel for is plain torch."""
 
-    embedding: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    linear: Linear
-    rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    gated_mul: Callable[[torch.Tensor, Activation], torch.Tensor]
-    norm_rope_store_: Callable[..., None]
+    embedding: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = embedding
+    linear: Linear = torch.nn.functional.linear
+    rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rms_norm
+    gated_mul: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_mul
+    norm_rope_store_: Callable[..., None] = norm_rope_store_
     any_heads: bool = False  # whether that does all that its reference does, or only what is usual
     grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int, int], None] = grow_queries_
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
@@ -191,13 +191,7 @@ class Ops:
         return self.linear(hidden, weight, None)
 
 
-REFERENCE = Ops(
-    embedding=embedding,
-    linear=torch.nn.functional.linear,
-    rms_norm=rms_norm,
-    gated_mul=gated_mul,
-    norm_rope_store_=norm_rope_store_,
-)
+REFERENCE = Ops()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

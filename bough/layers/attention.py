@@ -50,8 +50,7 @@ class SelfAttention:
             else:
                 self._norms = (RmsNorm(head_dim, *settings), RmsNorm(head_dim, *settings))
         self._shares_norms = config.qk_norm_whole and placement.topology.tp_size > 1
-        self._mean_of_ranks = placement.mean_of_ranks
-        self._take_rows = placement.ops.take_rows
+        self._mean_of_ranks, self._ops = placement.mean_of_ranks, placement.ops
         self._query_heads = query_heads
         window = config.sliding_window if config.slides(layer) else None
         self._spec = AttentionSpec(
@@ -82,10 +81,8 @@ class SelfAttention:
             rope.sin,
         )
         self._growth = config.query_growth if unrotated or not any(config.unrotated_layers) else None
-        self._grow_queries_ = placement.ops.grow_queries_
         normalises = config.value_norm and not self._shares
         self._value_weight = torch.ones_like(placement.empty(head_dim)) if normalises else None
-        self._rms_norm = placement.ops.rms_norm
         # Kernels rotate whole heads, by one position, after norms of single heads.
         usual = not (config.qk_norm_whole or config.qk_norm_last)
         self._has_kernels = usual and rope.cos.shape[1] * 2 == head_dim
@@ -108,10 +105,10 @@ class SelfAttention:
         if self._shares_norms:
             self._normalise_whole(qkv, spec)
         if self._growth is not None:
-            self._grow_queries_(qkv, spec.heads, positions, *self._growth)
+            self._ops.grow_queries_(qkv, spec.heads, positions, *self._growth)
         if self._value_weight is not None:
             values = qkv[:, -spec.kv_heads :]
-            values.copy_(self._rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])
+            values.copy_(self._ops.rms_norm(values, self._value_weight, self._qk_norm_rope.eps)[0])
         ctx.wait_for(spec.layer)
         attended = None
         if self._has_kernels and not self._shares and positions.dim() == 1:
@@ -122,8 +119,7 @@ class SelfAttention:
         if gate is not None:
             attended = attended * gate.sigmoid()
         if ctx.logits_indices is not None:
-            attended = self._take_rows(attended, ctx.logits_indices)
-            total = self._take_rows(total, ctx.logits_indices)
+            attended, total = (self._ops.take_rows(rows, ctx.logits_indices) for rows in (attended, total))
         return self._output(attended, ctx), total
 
     def _normalise_whole(self, qkv: torch.Tensor, spec: AttentionSpec) -> None:

@@ -59,8 +59,7 @@ class LatentAttention:
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
         self._head_dim = config.head_dim
-        self._latent_store_ = placement.ops.latent_store_
-        self._take_rows = placement.ops.take_rows
+        self._ops = placement.ops
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
@@ -75,15 +74,14 @@ class LatentAttention:
         # same step writes (see `bough.core.plan`).
         norm, rope = self._latent_norm.rms, self._rope
         places = (ctx.batch.positions, slots, pool.keys[spec.layer], pool.key_scales[spec.layer])
-        self._latent_store_(q, latents, norm.weight, norm.eps, rope.cos, rope.sin, *places)
+        self._ops.latent_store_(q, latents, norm.weight, norm.eps, rope.cos, rope.sin, *places)
         index = None
         if self._index is not None:
             index = self._index(index_queries[0], of_index, slots, ctx)
         ctx.wait_for(spec.layer)
         attended = ctx.attention.run_latent(q, latents, spec, pool, index).flatten(1)
         if ctx.logits_indices is not None:
-            attended = self._take_rows(attended, ctx.logits_indices)
-            total = self._take_rows(total, ctx.logits_indices)
+            attended, total = (self._ops.take_rows(rows, ctx.logits_indices) for rows in (attended, total))
         return self._output(attended, ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -70,7 +70,7 @@ class RowLinear:
     """One checkpoint matrix of which this rank multiplies the inputs `held`; the ranks' results are summed."""
 
     def __init__(self, name: str, held: slice, out_features: int, bias: bool, placement: Placement) -> None:
-        self._all_reduce = placement.all_reduce
+        self._all_reduce = placement.ranks.all_reduce
         # Only the first rank adds the bias: the sum over ranks then has it once.
         biased = bias and placement.topology.tp_rank == 0
         part = Part(name, out_features, (slice(None), held))

@@ -25,7 +25,7 @@ class Mamba2(RecurrentLayer):
         self._norm = placement.empty(self._widths[0])
         self._groups = own.whole.key_heads  # a norm is taken of each group's values
         self._norm_groups = placement.topology.kv_slice_of(self._groups, "parts of the Mamba norm")
-        self._sum_up = placement.all_reduce if self._groups < placement.topology.tp_size else None
+        self._sum_up = placement.ranks.all_reduce if self._groups < placement.topology.tp_size else None
         self._replicas = placement.topology.tp_size // self._groups
         self._rates, self._d, self._dt_bias = (placement.empty(own.shape.heads).float() for _ in range(3))
 

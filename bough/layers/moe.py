@@ -11,11 +11,11 @@ from dataclasses import replace
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.distributed.group import AttentionGroup
+from bough.distributed.group import ALONE, AttentionGroup
 from bough.kernels.ops import NormedSum, Router, WithSum
 from bough.layers.mlp import GatedMLP, PlainMLP
 from bough.layers.norm import Inputs, make_norm
-from bough.layers.placement import Placement, no_reduce
+from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 
 
@@ -32,8 +32,8 @@ class MoE:
         self._router = Router(placement.empty(moe.experts, config.hidden_size), bias, logit_bias)
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
         # One exchange between ranks for routed and shared experts together.
-        alone = replace(placement, all_reduce=no_reduce)
-        self._all_reduce = placement.all_reduce
+        alone = replace(placement, ranks=ALONE)
+        self._all_reduce = placement.ranks.all_reduce
         apart = moe.shared_size and not self._experts.has_shared
         self._shared = GatedMLP(config, alone, moe.shared_size) if apart else None
         self._add_gated = placement.ops.add_gated
@@ -77,7 +77,7 @@ class ExpertsBesideMLP:
         self._router = placement.empty(moe.experts, config.hidden_size)
         self._expert_scale = placement.empty(moe.experts)
         self._experts = placement.make_experts(config.hidden_size, moe, placement)
-        self._all_reduce, self._linear = placement.all_reduce, placement.ops.linear
+        self._all_reduce, self._linear = placement.ranks.all_reduce, placement.ops.linear
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""

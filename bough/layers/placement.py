@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from bough.core.model_config import MoEConfig, RopeConfig
-from bough.distributed.group import AttentionGroup
+from bough.distributed.group import ALONE, AttentionGroup, RankGroup
 from bough.distributed.topology import Topology
 from bough.kernels.ops import REFERENCE, Ops
 from bough.layers.rope import RopeTable, rope_table
@@ -16,24 +16,11 @@ from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWe
 from bough.layers.schemes.plain import PlainExperts, PlainTable, PlainWeight
 from bough.layers.spread import LayerExperts, SpreadExperts
 
-AllReduce = Callable[[torch.Tensor], torch.Tensor]  # the sum over all ranks; it may work in place
-AllGather = Callable[[torch.Tensor], torch.Tensor]  # the columns of all ranks, side by side
-TakeOver = Callable[[torch.Tensor], torch.Tensor]  # what the stage before has passed on; it works in place
-PassOn = Callable[[torch.Tensor], None]  # to the next stage
 # A scheme: makes the weight of a layer, of its inputs, the parts that stand one below the other, and whether it has a
 # bias; the table of a vocabulary, of its sizes; and the experts of a layer, of the hidden size.
 WeightMaker = Callable[[int, Sequence[Part], bool, "Placement"], LinearWeight]
 TableMaker = Callable[[int, int, "Placement"], TableWeight]
 ExpertsMaker = Callable[[int, MoEConfig, "Placement"], ExpertWeights]
-
-
-def no_reduce(x: torch.Tensor) -> torch.Tensor:
-    """The sum over a single rank, or its columns."""
-    return x
-
-
-def no_stage(x: torch.Tensor) -> None:
-    """There is none to pass hidden states on to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +31,12 @@ class Placement:
     topology: Topology
     dtype: torch.dtype
     device: torch.device
-    all_reduce: AllReduce = no_reduce
+    ranks: RankGroup = ALONE
     ops: Ops = REFERENCE
     make_weight: WeightMaker = PlainWeight
     make_table: TableMaker = PlainTable
     make_experts: ExpertsMaker = PlainExperts
-    all_gather: AllGather = no_reduce
     spread: SpreadExperts = field(default_factory=SpreadExperts)
-    take_over: TakeOver = no_reduce
-    pass_on: PassOn = no_stage
-    group: AttentionGroup | None = None  # None: there is one, or it is not there yet
     make_head: TableMaker | None = None  # None: as tables are
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
@@ -68,12 +51,16 @@ class Placement:
     @property
     def all_groups(self) -> Placement:
         """For layers that the ranks of all attention groups share."""
-        placed = replace(self, topology=self.topology.all_groups)
-        return placed if self.group is None else replace(placed, all_reduce=self.group.everyone.all_reduce)
+        return replace(self, topology=self.topology.all_groups, ranks=self.ranks.all_groups)
+
+    @property
+    def group(self) -> AttentionGroup | None:
+        """None: there is one, or it is not there yet."""
+        return self.ranks if isinstance(self.ranks, AttentionGroup) else None
 
     def mean_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
         """Of equal parts of a whole, each on one rank or each on as many."""
-        return self.all_reduce(x) / self.topology.tp_size
+        return self.ranks.all_reduce(x) / self.topology.tp_size
 
     def rope(self, config: RopeConfig, head_dim: int, context_length: int) -> RopeTable:
         """The angles of a rotation; layers that rotate alike share them."""

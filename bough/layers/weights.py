@@ -8,9 +8,9 @@ one with a `form` as a quantised checkpoint has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -75,6 +75,27 @@ class WeightSlot:
             self.store(first, band)
         else:
             self.target[first : first + band.shape[0]].copy_(band)
+
+
+def quantized_slot(
+    name: str,
+    target: torch.Tensor,
+    index: tuple[slice, ...],
+    own: tuple[torch.Tensor, ...],
+    form: Form | None,
+    pack: Callable[[Any], Iterable[torch.Tensor]] = tuple,
+    quantize: Callable[[torch.Tensor], KeptRows] | None = None,
+) -> WeightSlot:
+    """Fills `own` with what `pack` makes of rows, which the checkpoint has in that form or which are quantised as they
+    come. A row is quantised by itself, so that bands can be: of a whole matrix there is never more than one."""
+
+    def keep(first: int, band: KeptRows) -> None:
+        for held, given in zip(own, pack(band), strict=True):
+            held[first : first + len(given)].copy_(given)
+
+    if quantize is None:
+        return WeightSlot(name, target, index, form=form, keep=keep, held=tuple(own))
+    return WeightSlot(name, target, index, lambda first, band: keep(first, quantize(band)), held=tuple(own))
 
 
 class Filled(Protocol):

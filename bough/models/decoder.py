@@ -56,7 +56,7 @@ class Decoder:
             if ctx.media is not None:
                 x = torch.where(ctx.media.here, ctx.media.rows[0].to(x.dtype), x)
         else:
-            x = self._placement.take_over(self._placement.empty(len(token_ids), self.config.hidden_size))
+            x = self._placement.ranks.take_over(self._placement.empty(len(token_ids), self.config.hidden_size))
         if self._places is not None:
             x = x + self._places.table.index_select(0, ctx.batch.positions)
         if self._embed_norm is not None:
@@ -75,7 +75,7 @@ class Decoder:
                 assert residual is not None
                 x, residual = self._ends[place](x, residual, None if inputs is None else inputs[:, layer], own)
         if self._norm is None:  # the next stage goes on with all tokens, and nobody here asks for any
-            self._placement.pass_on(x if residual is None else x + residual)
+            self._placement.ranks.pass_on(x if residual is None else x + residual)
             return x[:0]
         hidden = self._norm(x, residual, ctx)[0]
         return hidden if asked is None else hidden.index_select(0, asked)

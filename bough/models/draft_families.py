@@ -20,7 +20,7 @@ EAGLE, EAGLE3, NEXTN = "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3", "NextN
 
 
 class Eagle(ModelFamily):
-    architectures = (EAGLE,)
+    architectures, head_kind = (EAGLE,), "EagleHead"  # the class, of `drafts`
     defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048}
 
     def fields(self, config: Fields) -> dict[str, Any]:
@@ -30,13 +30,14 @@ class Eagle(ModelFamily):
         return {"model.": ""}
 
     def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
-        from bough.models.drafts import EagleHead
+        from bough.models import drafts
 
-        return EagleHead(config, placement)
+        made: CausalLM = getattr(drafts, self.head_kind)(config, placement)
+        return made
 
 
 class Eagle3(Eagle):
-    architectures = (EAGLE3,)
+    architectures, head_kind = (EAGLE3,), "Eagle3Head"
 
     def fields(self, config: Fields) -> dict[str, Any]:
         found = super().fields(config)
@@ -51,11 +52,6 @@ class Eagle3(Eagle):
     def names(self, config: ModelConfig) -> Names:
         inner = {f"{outer}{layer}.": "midlayer." for outer in ("model.", "") for layer in ("midlayer", "layers.0")}
         return {**inner, **super().names(config)}
-
-    def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
-        from bough.models.drafts import Eagle3Head
-
-        return Eagle3Head(config, placement)
 
 
 # Where Qwen's checkpoints have the parts of the layer, beside what is like a layer of the target.

@@ -152,7 +152,7 @@ def build_model(
     `packed_ops` the weights are packed for those; with `form_of`, tensors keep the forms that it names. `spread` gets
     to know the layers' experts, `adapters` those that it can change."""
     family = find_family(config.architecture)
-    from bough.distributed.group import ALONE, AttentionGroup
+    from bough.distributed.group import ALONE
     from bough.kernels.quant_linear.packed import of_tables
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
@@ -164,12 +164,11 @@ def build_model(
     from bough.layers.spread import SpreadExperts
 
     ranks = group or ALONE
-    reduce = ranks.all_reduce
     if packed_ops is not None:
         weight = functools.partial(PackedLinear, quantization=quantization)
         packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
         own_experts = functools.partial(PackedExperts, quantization=quantization)
-        placement = Placement(topology, dtype, device, reduce, packed_ops, weight, packed_table, own_experts)
+        placement = Placement(topology, dtype, device, ranks, packed_ops, weight, packed_table, own_experts)
     else:
         ops = ops_for(device, deterministic)
         scheme, experts = scheme_for(quantization), experts_for(quantization)
@@ -181,9 +180,7 @@ def build_model(
         if adapters is not None:
             head, (scheme, table, experts) = None, adapters.over(scheme, table, experts)
         spread = spread or SpreadExperts(ranks)
-        attending = ranks if isinstance(ranks, AttentionGroup) else None
-        meetings = (ranks.all_gather, spread, ranks.take_over, ranks.pass_on, attending, head)
-        placement = Placement(topology, dtype, device, reduce, ops, scheme, table, experts, *meetings)
+        placement = Placement(topology, dtype, device, ranks, ops, scheme, table, experts, spread, head)
     return family.build(config, placement)
 
 

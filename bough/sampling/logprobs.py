@@ -45,23 +45,16 @@ class PendingLogprobs:
         """For each row of the batch what it asked, as a run of one position; the step must have been waited for."""
         if self.scores is None:
             return [None] * len(self.specs)
-        host = self.scores.to_host()
-        found: list[PositionLogprobs | None] = []
-        position = 0
-        for spec in self.specs:
-            if spec is None:
-                found.append(None)
-                continue
+        host, found = self.scores.to_host(), list[PositionLogprobs | None]([None] * len(self.specs))
+        scored = ((place, spec) for place, spec in enumerate(self.specs) if spec is not None)
+        for position, (place, spec) in enumerate(scored):
             at = slice(position, position + 1)
-            position += 1
-            found.append(
-                PositionLogprobs(
-                    tokens=host.tokens[at],
-                    logprobs=host.logprobs[at],
-                    top_logprobs=host.top_logprobs[at, : spec.top],
-                    top_ids=host.top_ids[at, : spec.top],
-                    id_logprobs=host.id_logprobs[at, : len(spec.ids)],
-                )
+            found[place] = PositionLogprobs(
+                tokens=host.tokens[at],
+                logprobs=host.logprobs[at],
+                top_logprobs=host.top_logprobs[at, : spec.top],
+                top_ids=host.top_ids[at, : spec.top],
+                id_logprobs=host.id_logprobs[at, : len(spec.ids)],
             )
         return found
 

@@ -15,6 +15,7 @@ from bough.attention.context import ForwardContext
 from bough.attention.torch_backend import TorchAttention
 from bough.core.errors import SettingsError
 from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, MoEConfig, RopeConfig
+from bough.distributed.group import RankGroup
 from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
@@ -192,7 +193,11 @@ def test_experts_that_are_spread_sum_to_the_whole(ranks: int, ep_size: int, bias
 
 
 def test_partial_results_pass_through_the_given_reduction() -> None:
-    doubled = Placement(Topology(), torch.float32, CPU, all_reduce=lambda x: x * 2)
+    class Doubling(RankGroup):
+        def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    doubled = Placement(Topology(), torch.float32, CPU, Doubling())
     plain, reduced = GatedMLP(CONFIG, placement(Topology())), GatedMLP(CONFIG, doubled)
     for layer in (plain, reduced):
         fill(layer, checkpoint_of(CONFIG))

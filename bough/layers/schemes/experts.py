@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts.fp4 import Fp4Rows
-from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import ExpertMatrices
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import W4Rows
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 Quantized = QuantizedRows | W4Rows | Fp4Rows
 Empty = Callable[[tuple[int, ...], Form | None], Quantized]  # matrices [experts, outputs, inputs], not yet filled
 # What fills rows of one matrix: its name, they, which part of the tensor they are, and the form to read them in.
-Slot = Callable[[str, Matrices, tuple[slice, ...], Form | None], WeightSlot]
+Slot = Callable[[str, Any, tuple[slice, ...], Form | None], WeightSlot]
 
 
 class QuantizedExperts(MatrixExperts):

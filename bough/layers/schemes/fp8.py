@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
-from bough.kernels.experts.reference import Matrices
 from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
@@ -23,7 +23,7 @@ from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS, fits
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.plain import PlainWeight
-from bough.layers.weights import Form, KeptRows, WeightSlot
+from bough.layers.weights import Form, WeightSlot, quantized_slot
 
 if TYPE_CHECKING:
     from bough.layers.placement import Placement
@@ -103,24 +103,8 @@ def fp8_experts(
     def empty(shape: tuple[int, ...], form: Form | None) -> QuantizedRows:
         return empty_rows(*shape, group=form.group if form else 0, device=placement.device)
 
-    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
-        assert isinstance(own, QuantizedRows)
-        return _slot(name, own, index, form, ops)
-
-    return QuantizedExperts(hidden_size, moe, placement, forms or (None, None), empty, slot)
+    return QuantizedExperts(hidden_size, moe, placement, forms or (None, None), empty, partial(_slot, ops=ops))
 
 
 def _slot(name: str, own: QuantizedRows, index: tuple[slice, ...], form: Form | None, ops: Fp8Ops) -> WeightSlot:
-    """Fills `own`. A row is quantised by itself, so that bands can be: of a whole matrix there is never more than
-    one."""
-
-    def keep(first: int, band: KeptRows) -> None:
-        assert isinstance(band, QuantizedRows)
-        for held, given in zip(own, band, strict=True):
-            held[first : first + len(given)].copy_(given)
-
-    if form is not None:
-        return WeightSlot(name, own.values, index, form=form, keep=keep, held=tuple(own))
-    return WeightSlot(
-        name, own.values, index, lambda first, band: keep(first, ops.quantize_rows(band)), held=tuple(own)
-    )
+    return quantized_slot(name, own.values, index, own, form, quantize=ops.quantize_rows if form is None else None)

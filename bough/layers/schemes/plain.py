@@ -1,38 +1,36 @@
 """Weights in the type of the activations, multiplied by the device's table of operations."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
-from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertMatrices, Experts, NormedSum, Ops, Router, WithNorm, WithSum
-from bough.layers.schemes.base import Gate, Part, Rows, bands, bias_slots, expert_bias_slots, expert_biases
-from bough.layers.spread import LayerExperts
+from bough.layers.schemes.base import (
+    Gate,
+    LinearWeight,
+    Part,
+    Rows,
+    bands,
+    bias_slots,
+    expert_bias_slots,
+    expert_biases,
+)
 from bough.layers.weights import WeightSlot
 
-
-class Memory(Protocol):
-    """What plain weights need of a `Placement`."""
-
-    @property
-    def ops(self) -> Ops: ...
-
-    @property
-    def topology(self) -> Topology: ...
-
-    def empty(self, *shape: int) -> torch.Tensor: ...
-
-    def experts(self, moe: MoEConfig) -> LayerExperts: ...
+if TYPE_CHECKING:
+    from bough.layers.placement import Placement
 
 
-class PlainWeight:
+class PlainWeight(LinearWeight):
     """A matrix as the checkpoint has it."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Memory) -> None:
+    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
         self._parts = tuple(parts)
         outputs = sum(part.outputs for part in parts)
         self._weight = placement.empty(outputs, in_features)
@@ -48,9 +46,6 @@ class PlainWeight:
 
     def gated_after_norm(self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext) -> WithSum:
         return self._ops.norm_gate_up(inputs, self._weight, self._bias, activation)
-
-    def gate(self, gate_up: torch.Tensor, activation: Activation) -> Rows:
-        return self._ops.gated_mul(gate_up, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
@@ -80,7 +75,7 @@ class MatrixExperts:
 class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
-    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
+    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
         # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
         # ranks share them while the others are spread, or choices are counted.
         self._here = placement.experts(moe)
@@ -122,7 +117,7 @@ class PlainExperts(MatrixExperts):
 class PlainTable:
     """A vocabulary's vectors as the checkpoint has them."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Memory) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         self.weight = placement.empty(vocab_size, hidden_size)
         self._ops = placement.ops
 

@@ -20,16 +20,16 @@ class ShardedTable:
         first = min(topology.tp_rank * self._width, vocab_size)
         self._held = slice(first, min(first + self._width, vocab_size))
         self._own = PlainTable(self._held.stop - first, hidden_size, placement)
-        self._all_reduce, self._all_gather = placement.all_reduce, placement.all_gather
+        self._ranks = placement.ranks
 
     def embed(self, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
         elsewhere = (token_ids < self._held.start) | (token_ids >= self._held.stop)
         vectors = self._own.embed((token_ids - self._held.start).masked_fill(elsewhere, 0), scale)
-        return self._all_reduce(vectors.masked_fill(elsewhere[:, None], 0))
+        return self._ranks.all_reduce(vectors.masked_fill(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         own = self._own.logits(hidden)
-        return self._all_gather(pad(own, (0, self._width - own.shape[1])))[:, : self._vocab_size].contiguous()
+        return self._ranks.all_gather(pad(own, (0, self._width - own.shape[1])))[:, : self._vocab_size].contiguous()
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}weight", self._own.weight, (self._held,))

@@ -16,18 +16,17 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.kernels.experts import fp4
-from bough.kernels.experts.fp4 import FloatRows, Fp4Rows
-from bough.kernels.experts.reference import Matrices
+from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.kernels.registry import w4_ops_for
 from bough.kernels.scaled_linear.reference import fits as fits_fp8
-from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, group_for, pack, quantize, words_of
+from bough.kernels.w4_linear.reference import W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
 from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
 from bough.layers.schemes.experts import QuantizedExperts
 from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
-from bough.layers.weights import Filled, Form, KeptRows, WeightSlot
+from bough.layers.weights import Filled, Form, WeightSlot, quantized_slot
 
 if TYPE_CHECKING:
     from bough.layers.placement import ExpertsMaker, Placement, WeightMaker
@@ -144,7 +143,7 @@ class W4Weight(LinearWeight):
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for part, rows in bands(self._parts):
             own = W4Rows(*(tensor[rows] for tensor in self._rows))
-            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form, self._stored)
+            yield _slot(f"{prefix}{part.name}.weight", own, part.index, self._form, stored=self._stored)
         yield from bias_slots(prefix, self._parts, self._bias)
 
 
@@ -179,16 +178,8 @@ def w4_experts(
     hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form], stored: bool = True
 ) -> ExpertWeights:
     """Experts of 4-bit integers."""
-
-    def empty(shape: tuple[int, ...], form: Form | None) -> W4Rows:
-        assert form is not None
-        return _empty(shape, form, placement.device)
-
-    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
-        assert isinstance(own, W4Rows) and form is not None
-        return _slot(name, own, index, form, stored)
-
-    return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
+    empty = partial(_empty, device=placement.device)
+    return QuantizedExperts(hidden_size, moe, placement, forms, empty, partial(_slot, stored=stored))
 
 
 def fp4_experts(hidden_size: int, moe: MoEConfig, placement: Placement, forms: tuple[Form, Form]) -> ExpertWeights:
@@ -199,26 +190,11 @@ def fp4_experts(hidden_size: int, moe: MoEConfig, placement: Placement, forms: t
         powers = torch.empty((*shape[:-1], shape[-1] // fp4.GROUP), dtype=torch.uint8, device=placement.device)
         return Fp4Rows(words, powers)
 
-    def slot(name: str, own: Matrices, index: tuple[slice, ...], form: Form | None) -> WeightSlot:
-        assert isinstance(own, Fp4Rows) and form is not None
-
-        def keep(first: int, band: KeptRows) -> None:
-            assert isinstance(band, FloatRows)
-            _copy(own, first, fp4.pack(band))
-
-        shape = torch.empty(len(own.words), form.inputs, device="meta")
-        return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))
-
-    return QuantizedExperts(hidden_size, moe, placement, forms, empty, slot)
+    return QuantizedExperts(hidden_size, moe, placement, forms, empty, partial(_slot, pack=fp4.pack))
 
 
-def _copy(own: Iterable[torch.Tensor], first: int, band: Iterable[torch.Tensor]) -> None:
-    """Rows of several tensors to their places from `first` on."""
-    for held, given in zip(own, band, strict=True):
-        held[first : first + len(given)].copy_(given)
-
-
-def _empty(shape: tuple[int, ...], form: Form, device: torch.device) -> W4Rows:
+def _empty(shape: tuple[int, ...], form: Form | None, device: torch.device) -> W4Rows:
+    assert form is not None
     outputs, groups = shape[:-1], shape[-1] // form.group
     return W4Rows(
         torch.empty((*outputs, words_of(shape[-1])), dtype=torch.int32, device=device),
@@ -227,14 +203,14 @@ def _empty(shape: tuple[int, ...], form: Form, device: torch.device) -> W4Rows:
     )
 
 
-def _slot(name: str, own: W4Rows, index: tuple[slice, ...], form: Form, stored: bool) -> WeightSlot:
-    """Fills `own`. Rows are quantised by themselves, so that bands can be."""
-
-    def keep(first: int, band: KeptRows) -> None:
-        assert isinstance(band, IntegerRows)
-        _copy(own, first, pack(band))
-
-    shape = torch.empty(len(own.words), form.inputs, device="meta")
-    if stored:
-        return WeightSlot(name, shape, index, form=form, keep=keep, held=tuple(own))
-    return WeightSlot(name, shape, index, lambda first, band: keep(first, quantize(band, form.group)), held=tuple(own))
+def _slot(
+    name: str,
+    own: W4Rows | Fp4Rows,
+    index: tuple[slice, ...],
+    form: Form | None,
+    pack: Callable[[Any], Iterable[torch.Tensor]] = pack,
+    stored: bool = True,
+) -> WeightSlot:
+    assert form is not None
+    shape, group = torch.empty(len(own.words), form.inputs, device="meta"), form.group
+    return quantized_slot(name, shape, index, own, form, pack, None if stored else partial(quantize, group=group))

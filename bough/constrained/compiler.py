@@ -17,7 +17,7 @@ import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.compiler_process import CompilerPool, Hello
-from bough.constrained.interface import Compiled, GrammarSpec, Prepared, Ticket
+from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Prepared, Ticket
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
@@ -128,15 +128,15 @@ class CachingCompiler:
             prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
             backend = self._get_backend(prepared.backend)
             if prepared.light:
-                future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec)))
+                future.set_result(_compiled(prepared, backend.load(prepared.spec)))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)
 
     def _compile(self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[Compiled]) -> None:
         assert self._compilers is not None, "the back end came with it"
         with self._answering(spec, future):
-            compiled = self._compilers.ask(prepared.spec)
-            future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec, compiled)))
+            made = self._compilers.ask(prepared.spec)
+            future.set_result(_compiled(prepared, backend.load(prepared.spec, made)))
 
     @contextmanager
     def _answering(self, spec: GrammarSpec, future: Future[Compiled]) -> Iterator[None]:
@@ -161,6 +161,15 @@ class CachingCompiler:
             if name not in self._backends:
                 self._backends[name] = load_backend(name, self._vocabulary)
             return self._backends[name]
+
+
+def _compiled(prepared: Prepared, make: Callable[[], Matcher]) -> Compiled:
+    def matcher() -> Matcher:
+        made = make()
+        made.jumps = prepared.jumps
+        return made
+
+    return Compiled(prepared.warnings, matcher)
 
 
 def _stand_back() -> None:

@@ -28,6 +28,7 @@ PREPARERS = COMPILERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 NICE = 5
+read_prepared = msgspec.msgpack.Decoder(Prepared).decode  # made here: msgspec crashes if two threads begin with a type
 MOST_TEXT = 1 << 20  # characters of all grammars that are kept, each of which takes up to 200 bytes when it is compiled
 
 
@@ -125,7 +126,7 @@ class CachingCompiler:
         if not future.set_running_or_notify_cancel():
             return
         with self._answering(spec, future):
-            prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
+            prepared = read_prepared(self._preparers.ask(spec))
             backend = self._get_backend(prepared.backend)
             if prepared.light:
                 future.set_result(_compiled(prepared, backend.load(prepared.spec)))

@@ -48,7 +48,8 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
         case "choice":
             choices = json.loads(spec.text)
             limits.require_choices(len(choices), field)
-            return _prepare_regex(pt.choice(map(pt.literal, choices)), name, len(spec.text) // 64, ambiguous=False)
+            tree, size, longest = pt.choice(map(pt.literal, choices)), len(spec.text) // 64, max(map(len, choices))
+            return _prepare_regex(tree, name, size, ambiguous=False, forced=longest)
         case "ebnf":
             return _prepare_ebnf(parse_ebnf(spec.text, field), name)
         case "structural_tag":
@@ -65,13 +66,13 @@ def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     return _for_llguidance(lark_text(rules), warnings, forced)
 
 
-def _prepare_regex(tree: Node, backend: str, size: int, ambiguous: bool) -> Prepared:
+def _prepare_regex(tree: Node, backend: str, size: int, ambiguous: bool, forced: int = 0) -> Prepared:
     text = pattern_text(tree)
     if backend == "llguidance" or ambiguous:
-        return _for_llguidance(f"start: {lark_regex(text)}\n")
+        return _for_llguidance(f"start: {lark_regex(text)}\n", forced=forced)
     if backend == "outlines-core":
         return Prepared(GrammarSpec("regex", text), backend)
-    return _for_xgrammar("regex", text, size)
+    return _for_xgrammar("regex", text, size, forced=forced)
 
 
 def _prepare_ebnf(rules: Rules, backend: str) -> Prepared:

@@ -13,7 +13,7 @@ from bough.constrained.pattern_tree import Chars, Choice, Node, Reference, Repea
 
 START = "root"
 NOTHING: Ranges = ()
-OPEN = 100  # how often a rule that leads back to itself is taken to be open at once
+OPEN = 50  # how often a rule that leads back to itself is taken to be open at once
 MOST = 1 << 40  # characters: no text is as long
 
 

@@ -42,9 +42,9 @@ ORDINARY = [
     json_schema_spec({"type": "object", "properties": {"s": {"type": "string", "pattern": r"^(\w+\s?)*\.$"}}}),
     ebnf_spec('root ::= "(" root ")" | [a-z]'),
     ebnf_spec('root ::= item ("," item)*\nitem ::= [a-z]+'),
-    ebnf_spec('root ::= "x" | "a" root b\nb ::= "' + "b" * 500 + '"'),
+    ebnf_spec('root ::= "x" | "a" root b\nb ::= "' + "b" * 200 + '"'),
     json_schema_spec({"$ref": "#/$defs/n", "$defs": {"n": NODE}}),
-    json_schema_spec({"type": "array", "items": {"type": "integer"}, "minItems": 10_000}),
+    json_schema_spec({"type": "array", "items": {"type": "integer"}, "minItems": 1_000}),
     json_schema_spec({"type": "object", "properties": {word: {"type": "string"} for word in WORDS}, "required": WORDS}),
     structural_tag_spec(
         {

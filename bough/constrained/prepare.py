@@ -205,9 +205,10 @@ def _forced_in(found: dict[str, Any]) -> int:
             return forced_text(found["rules"] if "rules" in found else schema_rules(found["json_schema"], False))
         case "regex":
             return positions(parse_regex(found["pattern"]))
+    times: int = max(1, found.get("min", 1))
     own = sum(len(str(found.get(name, ""))) for name in ("value", "begin", "end", "separator"))
-    several = sum if found["type"] == "sequence" else max
-    return max(1, found.get("min", 1)) * (own + several([0, *map(_forced_in, _inner(found))]))
+    inner = [0, *map(_forced_in, _inner(found))]
+    return times * (own + (sum(inner) if found["type"] == "sequence" else max(inner)))
 
 
 def _is_schema(found: dict[str, Any]) -> bool:

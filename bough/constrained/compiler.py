@@ -17,7 +17,7 @@ import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.compiler_process import CompilerPool, Hello
-from bough.constrained.interface import Compiled, GrammarSpec, Prepared, Ticket
+from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Prepared, Ticket
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
@@ -28,6 +28,7 @@ PREPARERS = COMPILERS = 2
 LIGHT_THREADS = 2  # beside those that wait for a preparer
 PREPARE_TIMEOUT_S = 5.0  # at most: it takes milliseconds, and others wait behind it
 NICE = 5
+read_prepared = msgspec.msgpack.Decoder(Prepared).decode  # made here: msgspec crashes if two threads begin with a type
 MOST_TEXT = 1 << 20  # characters of all grammars that are kept, each of which takes up to 200 bytes when it is compiled
 
 
@@ -125,18 +126,18 @@ class CachingCompiler:
         if not future.set_running_or_notify_cancel():
             return
         with self._answering(spec, future):
-            prepared = msgspec.msgpack.decode(self._preparers.ask(spec), type=Prepared)
+            prepared = read_prepared(self._preparers.ask(spec))
             backend = self._get_backend(prepared.backend)
             if prepared.light:
-                future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec)))
+                future.set_result(_compiled(prepared, backend.load(prepared.spec)))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)
 
     def _compile(self, spec: GrammarSpec, prepared: Prepared, backend: Backend, future: Future[Compiled]) -> None:
         assert self._compilers is not None, "the back end came with it"
         with self._answering(spec, future):
-            compiled = self._compilers.ask(prepared.spec)
-            future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec, compiled)))
+            made = self._compilers.ask(prepared.spec)
+            future.set_result(_compiled(prepared, backend.load(prepared.spec, made)))
 
     @contextmanager
     def _answering(self, spec: GrammarSpec, future: Future[Compiled]) -> Iterator[None]:
@@ -161,6 +162,15 @@ class CachingCompiler:
             if name not in self._backends:
                 self._backends[name] = load_backend(name, self._vocabulary)
             return self._backends[name]
+
+
+def _compiled(prepared: Prepared, make: Callable[[], Matcher]) -> Compiled:
+    def matcher() -> Matcher:
+        made = make()
+        made.jumps = prepared.jumps
+        return made
+
+    return Compiled(prepared.warnings, matcher)
 
 
 def _stand_back() -> None:

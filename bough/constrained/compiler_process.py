@@ -37,6 +37,9 @@ class Outcome(msgspec.Struct, frozen=True):
     ended: int = 0  # the signal, or the exit code, that its child ended with before it had an answer
 
 
+read_outcome = msgspec.msgpack.Decoder(Outcome).decode  # made here: msgspec crashes if two threads begin with a type
+
+
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     hello = msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
@@ -125,7 +128,7 @@ class CompilerPool(ProcessPool):
         """What a process makes of a spec; a `RequestError` when it is refused, takes too long, or needs too much."""
         for _ in range(2):  # what kills a process once need not be the grammar
             answer = self.exchange(msgspec.msgpack.encode(spec), self._timeout_s + GRACE_S)
-            outcome = Outcome(ended=signal.SIGKILL) if answer is None else msgspec.msgpack.decode(answer, type=Outcome)
+            outcome = Outcome(ended=signal.SIGKILL) if answer is None else read_outcome(answer)
             if outcome.ended != signal.SIGKILL:
                 break
         if outcome.ended:

@@ -230,8 +230,4 @@ class _Parser:
 
 
 def _unescape(text: str) -> str:
-    return ESCAPE.sub(lambda found: _character(found[0][1], found[0][2:]), text)
-
-
-def _character(kind: str, digits: str) -> str:
-    return chr(int(digits, 16)) if digits else ESCAPES.get(kind, kind)
+    return ESCAPE.sub(lambda e: chr(int(e[0][2:], 16)) if e[0][2:] else ESCAPES.get(e[0][1], e[0][1]), text)

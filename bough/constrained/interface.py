@@ -39,6 +39,7 @@ class Prepared(msgspec.Struct, frozen=True):
     backend: str  # that follows it
     warnings: tuple[str, ...] = ()
     light: bool = False
+    jumps: bool = True  # text without a choice is never so long that listing it would hold up or fill the engine
 
 
 class Matcher(ABC):
@@ -47,6 +48,7 @@ class Matcher(ABC):
 
     def __init__(self, stops: tuple[int, ...]) -> None:
         self._stops = stops
+        self.jumps = True  # see `Prepared`
         self.finished = False  # a stop token has been accepted; nothing may follow
 
     def accept(self, token: int) -> bool:
@@ -73,14 +75,17 @@ class Matcher(ABC):
         if tokens:
             self._step_back(tokens)
 
+    def forced(self) -> bytes:
+        """The bytes that must come next; empty where there is a choice, or where the text may end."""
+        return self._forced() if self.jumps and not self.finished else b""
+
     @property
     @abstractmethod
     def can_end(self) -> bool:
         """The text so far is whole: a stop token is allowed here."""
 
     @abstractmethod
-    def forced(self) -> bytes:
-        """The bytes that must come next; empty where there is a choice, or where the text may end."""
+    def _forced(self) -> bytes: ...
 
     @abstractmethod
     def _step(self, token: int) -> bool: ...

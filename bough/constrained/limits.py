@@ -7,6 +7,7 @@ MAX_DEPTH = 64  # of nested JSON
 MAX_POSITIONS = 20_000  # of one regular expression, its repeats written out
 MAX_ITEMS = 1_000_000  # of an array: rules are counted, not written out
 MAX_CHOICES = 10_000  # of one enum, or of a choice
+MAX_FORCED = 1 << 15  # characters without a choice, which a back end lists with every token: some milliseconds
 MAX_LOOKS = 25_000  # subschemas looked at while references are followed and combinations written out
 LIGHT_POSITIONS = 64  # of what is compiled in a thread: a second at worst
 LIGHT_RULES = 4  # of a schema's grammar, that weigh as much as a position

@@ -68,10 +68,8 @@ class LLGuidanceMatcher(Matcher):
     def can_end(self) -> bool:
         return not self.finished and bool(self._inner.is_accepting())
 
-    def forced(self) -> bytes:
-        if self.finished or self._inner.is_accepting():
-            return b""
-        return bytes(self._inner.compute_ff_bytes())
+    def _forced(self) -> bytes:
+        return b"" if self._inner.is_accepting() else bytes(self._inner.compute_ff_bytes())
 
     def _step(self, token: int) -> bool:
         return self._inner.validate_tokens([token]) == 1 and bool(self._inner.consume_token(token))

@@ -128,10 +128,6 @@ def _wholes(low: int, high: int | None) -> Node | None:
     return _either(options)
 
 
-def _digits(first: int, last: int) -> Node:
-    return Chars(charsets.ranges([(0x30 + first, 0x30 + last)]))
-
-
 # ---- decimal numbers, not negative
 
 
@@ -229,7 +225,9 @@ class _Tail:
         options = []
         for after, digits in groups.items():
             rest = rest_of(after)
-            options.append(None if rest is None else Row((_digits(digits[0], digits[-1]), rest)))
+            options.append(
+                None if rest is None else Row((Chars(charsets.ranges([(0x30 + digits[0], 0x30 + digits[-1])])), rest))
+            )
         return _either(options)
 
     def _after(self, digit: int) -> _Tail | None:

@@ -94,8 +94,8 @@ class OutlinesMatcher(Matcher):
     def can_end(self) -> bool:
         return not self.finished and self._states.ends(self._passed[-1])
 
-    def forced(self) -> bytes:
-        return b"" if self.finished else self._states.forced(self._passed[-1])
+    def _forced(self) -> bytes:
+        return self._states.forced(self._passed[-1])
 
     def _step(self, token: int) -> bool:
         state = self._states.index.get_next_state(self._passed[-1], token)

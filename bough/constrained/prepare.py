@@ -17,7 +17,7 @@ from bough.constrained.ebnf_writer import Unwritable, ebnf_text
 from bough.constrained.interface import GrammarKind, GrammarSpec, Prepared
 from bough.constrained.lark import lark_regex, lark_text, tag_to_lark
 from bough.constrained.pattern_tree import Choice, JsonNumber, Node, Text, Token, parts_of, pattern_text, positions
-from bough.constrained.readings import grammar_has_many_readings, many_readings
+from bough.constrained.readings import forced_text, grammar_has_many_readings, many_readings
 from bough.constrained.regexes import parse_regex
 from bough.constrained.schema_grammar import schema_rules
 from bough.constrained.schema_lowering import lower_schema
@@ -48,7 +48,8 @@ def prepare(spec: GrammarSpec, backend: str, field: str | None = None) -> Prepar
         case "choice":
             choices = json.loads(spec.text)
             limits.require_choices(len(choices), field)
-            return _prepare_regex(pt.choice(map(pt.literal, choices)), name, len(spec.text) // 64, ambiguous=False)
+            tree, size, longest = pt.choice(map(pt.literal, choices)), len(spec.text) // 64, max(map(len, choices))
+            return _prepare_regex(tree, name, size, ambiguous=False, forced=longest)
         case "ebnf":
             return _prepare_ebnf(parse_ebnf(spec.text, field), name)
         case "structural_tag":
@@ -59,18 +60,19 @@ def _prepare_schema(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     plain, gaps = lower_schema(json.loads(spec.text), field)
     warnings = _judge(gaps, spec, field)
     rules = schema_rules(plain, spec.any_whitespace, field)
+    forced = forced_text(rules)
     if backend == "xgrammar" and not is_large(rules):
-        return _for_xgrammar("ebnf", ebnf_text(rules), size_of(rules), warnings)
-    return _for_llguidance(lark_text(rules), warnings)
+        return _for_xgrammar("ebnf", ebnf_text(rules), size_of(rules), warnings, forced)
+    return _for_llguidance(lark_text(rules), warnings, forced)
 
 
-def _prepare_regex(tree: Node, backend: str, size: int, ambiguous: bool) -> Prepared:
+def _prepare_regex(tree: Node, backend: str, size: int, ambiguous: bool, forced: int = 0) -> Prepared:
     text = pattern_text(tree)
     if backend == "llguidance" or ambiguous:
-        return _for_llguidance(f"start: {lark_regex(text)}\n")
+        return _for_llguidance(f"start: {lark_regex(text)}\n", forced=forced)
     if backend == "outlines-core":
         return Prepared(GrammarSpec("regex", text), backend)
-    return _for_xgrammar("regex", text, size)
+    return _for_xgrammar("regex", text, size, forced=forced)
 
 
 def _prepare_ebnf(rules: Rules, backend: str) -> Prepared:
@@ -79,26 +81,27 @@ def _prepare_ebnf(rules: Rules, backend: str) -> Prepared:
     if backend == "xgrammar":
         ambiguous = grammar_has_many_readings(rules) if regular is None else many_readings(regular)
         if not ambiguous:
-            return _for_xgrammar("ebnf", ebnf_text(rules), sum(map(positions, rules.values())))
+            size, forced = sum(map(positions, rules.values())), forced_text(rules)
+            return _for_xgrammar("ebnf", ebnf_text(rules), size, forced=forced)
     if regular is None:
-        return _for_llguidance(lark_text(rules))
+        return _for_llguidance(lark_text(rules), forced=forced_text(rules))
     return _prepare_regex(regular, backend, 0, ambiguous=backend == "xgrammar")
 
 
 def _prepare_tag(spec: GrammarSpec, backend: str, field: str) -> Prepared:
     tag, gaps = lower_tag(json.loads(spec.text), spec.any_whitespace, backend, field)
-    warnings = _judge(gaps, spec, field)
+    warnings, forced = _judge(gaps, spec, field), _forced_in(tag["format"])
     if backend != "xgrammar":
-        return _for_llguidance(tag_to_lark(tag), warnings)
+        return _for_llguidance(tag_to_lark(tag), warnings, forced)
 
     def for_xgrammar() -> Prepared:
-        return _for_xgrammar("structural_tag", json.dumps(xgrammar_tag(tag)), size_of_tag(tag), warnings)
+        return _for_xgrammar("structural_tag", json.dumps(xgrammar_tag(tag)), size_of_tag(tag), warnings, forced)
 
     ambiguous = any(map(_is_ambiguous, _formats(tag["format"])))
     if not ambiguous and not is_large(*(found["rules"] for found in _formats(tag["format"]) if _is_schema(found))):
         return for_xgrammar()
     try:
-        return _for_llguidance(tag_to_lark(tag), warnings)
+        return _for_llguidance(tag_to_lark(tag), warnings, forced)
     except RequestError as error:  # then xgrammar follows it, if its masks do not take without end
         if ambiguous:
             raise RequestError(
@@ -112,13 +115,14 @@ def _prepare_tag(spec: GrammarSpec, backend: str, field: str) -> Prepared:
             raise error from None
 
 
-def _for_xgrammar(kind: GrammarKind, text: str, size: int, warnings: tuple[str, ...] = ()) -> Prepared:
-    return Prepared(GrammarSpec(kind, text), "xgrammar", warnings, light=size <= limits.LIGHT_POSITIONS)
+def _for_xgrammar(kind: GrammarKind, text: str, size: int, warnings: tuple[str, ...] = (), forced: int = 0) -> Prepared:
+    spec, light = GrammarSpec(kind, text), size <= limits.LIGHT_POSITIONS
+    return Prepared(spec, "xgrammar", warnings, light, forced <= limits.MAX_FORCED)
 
 
-def _for_llguidance(text: str, warnings: tuple[str, ...] = ()) -> Prepared:
+def _for_llguidance(text: str, warnings: tuple[str, ...] = (), forced: int = 0) -> Prepared:
     """It compiles lazily and within limits of its own, so all its grammars are light."""
-    return Prepared(GrammarSpec("ebnf", text), "llguidance", warnings, light=True)
+    return Prepared(GrammarSpec("ebnf", text), "llguidance", warnings, light=True, jumps=forced <= limits.MAX_FORCED)
 
 
 def _judge(gaps: tuple[Gap, ...], spec: GrammarSpec, field: str) -> tuple[str, ...]:
@@ -194,6 +198,19 @@ def size_of_tag(tag: dict[str, Any]) -> int:
     return size
 
 
+def _forced_in(found: dict[str, Any]) -> int:
+    """`forced_text` of a format. A schema that xgrammar reads by itself forces about as much as its rules would."""
+    match found["type"]:
+        case "json_schema" | "grammar":
+            return forced_text(found["rules"] if "rules" in found else schema_rules(found["json_schema"], False))
+        case "regex":
+            return positions(parse_regex(found["pattern"]))
+    times: int = max(1, found.get("min", 1))
+    own = sum(len(str(found.get(name, ""))) for name in ("value", "begin", "end", "separator"))
+    inner = [0, *map(_forced_in, _inner(found))]
+    return times * (own + (sum(inner) if found["type"] == "sequence" else max(inner)))
+
+
 def _is_schema(found: dict[str, Any]) -> bool:
     """Whether a format is a schema that was lowered to rules; in a style of its own, xgrammar reads it by itself."""
     return found["type"] == "json_schema" and "rules" in found
@@ -201,6 +218,9 @@ def _is_schema(found: dict[str, Any]) -> bool:
 
 def _formats(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield found
-    inner = [found["content"]] if "content" in found else []
-    for part in (*found.get("elements", ()), *found.get("tags", ()), *inner):
+    for part in _inner(found):
         yield from _formats(part)
+
+
+def _inner(found: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    return (*found.get("elements", ()), *found.get("tags", ()), *([found["content"]] if "content" in found else ()))

@@ -1,4 +1,4 @@
-"""Whether a grammar can be read in many ways at once, which makes the masks of a parser slow without end.
+"""What makes a parser slow without end: a grammar that can be read in many ways at once, or that forces endless text.
 
 Where one character does not decide what comes next, inside of something that repeats (`(\\w+\\s?)*`) or beside
 something that is counted (`.*a{1,20}`), readings grow with the text, and the time for a mask with them.
@@ -9,10 +9,12 @@ from itertools import pairwise
 
 from bough.constrained import charsets
 from bough.constrained.charsets import Ranges
-from bough.constrained.pattern_tree import Chars, Choice, Node, Reference, Repeat, Row, parts_of
+from bough.constrained.pattern_tree import Chars, Choice, Node, Reference, Repeat, Row, Token, parts_of, positions
 
 START = "root"
 NOTHING: Ranges = ()
+OPEN = 50  # how often a rule that leads back to itself is taken to be open at once
+MOST = 1 << 40  # characters: no text is as long
 
 
 def many_readings(node: Node) -> bool:
@@ -129,3 +131,44 @@ def _union(sets: Iterable[Ranges]) -> Ranges:
 def _overlap(sets: Iterable[Ranges]) -> bool:
     pairs = sorted(pair for found in sets for pair in found)
     return any(before[1] >= after[0] for before, after in pairwise(pairs))
+
+
+def forced_text(rules: Mapping[str, Node]) -> int:
+    """A bound on the characters that may have to come next without a choice: what each rule still needs, at worst."""
+    least = dict.fromkeys(rules, MOST)
+
+    def needs(node: Node) -> tuple[int, int]:
+        """The characters of its shortest text, and those from anywhere inside of it to its end."""
+        match node:
+            case Chars():
+                return 1, 1
+            case Reference(name):
+                return least[name], least[name]
+            case Row(parts):
+                inner = [(0, 0), *map(needs, parts)]
+                whole = min(MOST, sum(shortest for shortest, _ in inner))
+                return whole, whole + max(rest for _, rest in inner)
+            case Choice(options):
+                inner = list(map(needs, options))
+                return min(inner)[0], max(rest for _, rest in inner)
+            case Repeat(part, times):
+                shortest, rest = needs(part)
+                return min(MOST, times * shortest), min(MOST, times * shortest) + rest
+            case Token(part):
+                return needs(part)
+        return positions(node), positions(node)
+
+    uses = {name: {part.name for part in parts_of(rules[name]) if isinstance(part, Reference)} for name in rules}
+    users: dict[str, set[str]] = {name: set() for name in rules}
+    for user, names in uses.items():
+        for name in names:
+            users[name].add(user)
+    circles, before, order = set(rules), (-1, dict[str, int]()), list(rules)
+    while before != (len(circles), least):
+        before = len(circles), dict(least)
+        for name in order:
+            least[name] = needs(rules[name])[0]
+            if uses[name].isdisjoint(circles) or users[name].isdisjoint(circles):
+                circles.discard(name)
+        order.reverse()  # rules mostly refer to earlier ones, or mostly to later ones
+    return sum(needs(rules[name])[1] * (OPEN if name in circles else 1) for name in rules)

@@ -141,7 +141,7 @@ class _SchemaLowering(Lowering):
         count = len(self.node(part)[keyword])
         found = (self.lower([*rest, (join(pointer, keyword, index), NO_KEYWORDS)]) for index in range(count))
         options = [option for option in found if option is not None]
-        if keyword == "oneOf" and not are_disjoint(options, self._definitions):
+        if keyword == "oneOf" and not _distinguishable(list(enumerate(options)), self._definitions, MAX_STEPS):
             self.gap(pointer, keyword, "is enforced as anyOf only: its branches may hold at the same time")
         return any_of(options)
 
@@ -224,10 +224,6 @@ MAX_COMPARED = 48  # objects that are compared each with each, where no property
 MAX_LEAVES = 20_000
 KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 Owned = tuple[int, dict[str, Any]]  # a schema, and the option that it belongs to
-
-
-def are_disjoint(options: Sequence[dict[str, Any]], definitions: Mapping[str, dict[str, Any]]) -> bool:
-    return _distinguishable(list(enumerate(options)), definitions, MAX_STEPS)
 
 
 def _distinguishable(schemas: list[Owned], definitions: Mapping[str, dict[str, Any]], steps: int) -> bool:

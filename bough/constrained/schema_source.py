@@ -156,10 +156,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == value // 1
-
-
 def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(part, str) for part in value)
 
@@ -169,15 +165,11 @@ def _is_type(value: Any) -> bool:
     return _is_strings(named) and bool(named) and set(named) <= TYPES and len(set(named)) == len(named)
 
 
-def _is_lists_of_names(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_strings, value.values()))
-
-
 Shape = tuple[Callable[[Any], bool], str]
 TEXT: Shape = (lambda value: isinstance(value, str), "a string")
 FLAG: Shape = (lambda value: isinstance(value, bool), "true or false")
 NUMBER: Shape = (_is_number, "a number")
-COUNT: Shape = (_is_count, "a whole number from 0 on")
+COUNT: Shape = (lambda value: _is_number(value) and value >= 0 and value == value // 1, "a whole number from 0 on")
 LIST: Shape = (lambda value: isinstance(value, list), "a list")
 SHAPES: dict[str, Shape] = {
     "type": (_is_type, "a type, or a list of different ones"),
@@ -185,7 +177,10 @@ SHAPES: dict[str, Shape] = {
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     "exclusiveMinimum": (lambda value: isinstance(value, int | float), "a number"),
     "exclusiveMaximum": (lambda value: isinstance(value, int | float), "a number"),
-    "dependentRequired": (_is_lists_of_names, "an object of lists of names"),
+    "dependentRequired": (
+        lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
+        "an object of lists of names",
+    ),
     **dict.fromkeys(("minimum", "maximum"), NUMBER),
     **dict.fromkeys(("enum", "examples"), LIST),
     **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly"), FLAG),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
 FOLLOWERS = ("a", "Z", "7", " ", '"', "}", "]", ",", ":", "-", ".", "\n", "<", "\\", "é")  # what a text may go on with
+LONGEST = 2048  # characters that are spelt at once, sixteen times, while all requests of the engine wait
 Encode = Callable[[str], Sequence[int]]
 Piece = Callable[[int], bytes]
 
 
 def spell(encode: Encode, piece: Piece, last: int | None, forced: bytes, whole: bool) -> tuple[int, ...]:
-    """The tokens of the last token's text and of what must follow it; no more than the last where the tokenizer cannot
-    say. `whole`: the text ends here, so nothing is held back."""
+    """The tokens of the last token's text and of what must follow it, of the beginning of a long text; no more than the
+    last where the tokenizer cannot say. `whole`: the text ends here, so nothing is held back."""
     text = _whole_characters(forced)
     if last is None:
         return _certain_tokens(encode, piece, text, whole)
@@ -26,8 +27,11 @@ def spell(encode: Encode, piece: Piece, last: int | None, forced: bytes, whole: 
 
 
 def _certain_tokens(encode: Encode, piece: Piece, text: str, whole: bool) -> tuple[int, ...]:
+    followers: Sequence[str] = () if whole else FOLLOWERS
+    if len(text) > LONGEST:
+        text, followers = text[:LONGEST], (text[LONGEST : 2 * LONGEST],)
     tokens = list(encode(text))
-    for follower in () if whole else FOLLOWERS:
+    for follower in followers:
         tokens = tokens[: len(commonprefix([tokens, list(encode(text + follower))]))]  # noqa: RUF071  # not of paths
     written = b"".join(map(piece, tokens))
     return tuple(tokens) if text.encode().startswith(written) else ()  # else it adds blanks or special tokens

@@ -63,9 +63,7 @@ class XGrammarMatcher(Matcher):
     def can_end(self) -> bool:
         return not self.finished and bool(self._inner.is_completed())
 
-    def forced(self) -> bytes:
-        if self.finished:
-            return b""
+    def _forced(self) -> bytes:
         try:
             return str(self._inner.find_jump_forward_string()).encode()
         except UnicodeDecodeError as error:  # it ends inside a character, where there is a choice again

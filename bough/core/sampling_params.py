@@ -176,6 +176,7 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("sampling_seed", -INT64_MAX - 1, INT64_MAX, "a 64-bit whole number (-2**63 to 2**63 - 1)"),
     ("stream_interval", 1, INT32_MAX, f"between 1 and {INT32_MAX}"),
 )
+msgspec.json.Decoder(SamplingParams)  # msgspec would crash if two threads were the first to read a type
 ABOVE_LOWEST = frozenset({"top_p", "repetition_penalty"})  # their lowest value itself is refused
 
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")

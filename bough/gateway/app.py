@@ -2,9 +2,9 @@
 
 import time
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from bough.gateway.bodies import MIB, ClientLeftError, HeldBody
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
@@ -16,6 +16,7 @@ from bough.gateway.responses import JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
+from bough.server.held_bodies import MIB, HeldBody
 from bough.server.http_protocol import EXCHANGE_KEY
 
 LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
@@ -65,7 +66,7 @@ class GatewayApp:
             access: Access = "admin" if path in WORKER_MANAGEMENT else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
-            body = await held.read(scope, receive, self._gateway.bodies.largest)
+            body = await held.read(scope, receive)
             peeked = peek(await self._gateway.bodies.excerpt(body) if len(body) > LARGE else body, scope["headers"])
             missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
             not_json = peeked.not_json or missing
@@ -77,7 +78,7 @@ class GatewayApp:
             if name is not None:
                 call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(name)
             await self._gateway.serve(call, Outlet(call, send, scope[EXCHANGE_KEY]))
-        except ClientLeftError:
+        except ClientDisconnect:
             return
         except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback
             if call is not None and call.status:

@@ -1,89 +1,28 @@
-"""Clients' bodies: read within limits, counted while they are held, and searched for what routing needs.
-
-Received bytes count, not announced ones. A body that does not fit is refused: a waiting one would hold its memory.
-"""
+"""The room for clients' bodies at the gateway, and the search of large ones for what routing needs."""
 
 import asyncio
 import re
 from collections.abc import Generator
 
 import msgspec
-from starlette.types import Receive, Scope
 
-from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.peek import FIELDS, LARGE, MEDIA_MARK, media_hash
+from bough.gateway.peek import FIELDS, MEDIA_MARK, media_hash
 from bough.server.errors import HttpError
-from bough.server.http_protocol import EXCHANGE_KEY, Exchange
+from bough.server.held_bodies import BodyRoom
 
-MIB = 1 << 20
 SHARE = 2  # bodies of the largest size that fit, unless the settings say otherwise
-CLOSED = {"Connection": "close"}  # the rest of the body is not read
 
 
-class ClientLeftError(Exception):
-    """The client left before its request was here."""
-
-
-class Bodies:
+class Bodies(BodyRoom):
     def __init__(self, settings: GatewaySettings) -> None:
-        largest = settings.max_body_mb
-        room = SHARE * largest if settings.max_bodies_mb is None else settings.max_bodies_mb
-        if room < 2 * largest:
-            raise SettingsError(f"--max-bodies-mb must be at least twice --max-body-mb ({largest}), got {room}.")
-        self.largest = largest * MIB
-        self.room = room * MIB
-        self.held = 0
+        room, closed = settings.max_bodies_mb or SHARE * settings.max_body_mb, {"Connection": "close"}
+        super().__init__(settings.max_body_mb, room, "gateway", closed)  # the rest of a refused body is not read
         self._turn = asyncio.Lock()  # large bodies are looked into one after the other
 
     async def excerpt(self, body: bytes) -> bytes:
         async with self._turn:
             return await excerpt_of(body)
-
-
-class HeldBody:
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
-        self._size = 0
-
-    async def read(self, scope: Scope, receive: Receive, most: int) -> bytes:
-        """The whole body; it may have to be sent again. Raises a 413 as soon as it is known to exceed `most`."""
-        exchange: Exchange | None = scope.get(EXCHANGE_KEY)
-        if exchange is not None and (whole := exchange.take_whole()) is not None:  # as nearly always
-            self._hold(whole, most)
-            return whole
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit():
-                self._check(int(value), most)
-        chunks: list[bytes] = []
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeftError
-            chunk = message.get("body", b"")
-            self._hold(chunk, most)
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def _hold(self, chunk: bytes, most: int) -> None:
-        self._check(self._size + len(chunk), most)
-        self._size += len(chunk)
-        self._bodies.held += len(chunk)
-
-    def release(self) -> None:
-        self._bodies.held -= self._size
-        self._size = 0
-
-    def _check(self, size: int, most: int) -> None:
-        """Refuses a body that is too large. The last quarter of the room is kept for small bodies."""
-        if size > most:
-            flag = " (--max-body-mb)" if most == self._bodies.largest else ""
-            raise HttpError(413, f"The body is larger than {most // MIB} MiB{flag}.", "RequestTooLargeError", CLOSED)
-        room = self._bodies.room if size <= LARGE else self._bodies.room * 3 // 4
-        if self._bodies.held - self._size + size > room:
-            message = "The gateway holds as many bodies as it may (--max-bodies-mb); try again soon."
-            raise HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1", **CLOSED})
 
 
 # ---- what routing needs of a large body

@@ -41,6 +41,7 @@ from bough.server.app import App, Front, Phase, with_cors, with_count
 from bough.server.browsers import BrowserRules
 from bough.server.context import ServerContext
 from bough.server.crash_dump import RequestRecorder
+from bough.server.held_bodies import server_room
 from bough.server.model_info import ModelInfo
 from bough.server.protocols import all_endpoints
 from bough.server.watchdog import Watchdog
@@ -58,6 +59,7 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     set_up_logging("server", settings.process.log_level)
     tracing.check_tracing(settings.server.otlp_endpoint)
     check_server_code(settings)
+    server_room(settings.server)
     check_nodes(settings.parallel)
     if settings.parallel.node_rank:
         run_node(settings, cluster_key(), executor, serve_health(settings))

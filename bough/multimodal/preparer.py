@@ -51,6 +51,7 @@ DECODERS = {"image": "PIL", "video": "av", "audio": "av"}
 MOST_FRAMES = 1 << 20  # no clip has more
 AT_ONCE = 16  # items whose bytes are in memory
 GRACE_S = 5.0  # beyond its own time, until a worker is given up
+read_answer = msgspec.msgpack.Decoder(Prepared | str).decode  # here: msgspec crashes if two threads begin with a type
 
 
 class PreparedPrompt(NamedTuple):
@@ -190,7 +191,7 @@ class MediaPreparer:
         if answer is None:
             limits = f"more than {timeout_s:g} s (--mm-timeout-s) or too much memory"
             raise RequestError(f"Preparing the {task.kind} takes {limits}; send a smaller one.")
-        outcome: Prepared | str = msgspec.msgpack.decode(answer, type=Prepared | str)
+        outcome: Prepared | str = read_answer(answer)
         if isinstance(outcome, str):
             raise RequestError(outcome)
         return outcome

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bough.constrained.spelling import LONGEST
 from bough.core.plan import mask_words
 from bough.scheduler.constraint import Constraint
 from bough.scheduler.ports import Grammars
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
 
+MOST = 8 * LONGEST  # bytes of forced text that are looked at; what is not spelt at once follows with later tokens
 WORTHWHILE = 2  # forced tokens: the step in flight is lost, so a single one would come as early by itself
 
 
@@ -34,7 +36,7 @@ class JumpForward:
         if constraint is None or request.logprobs is not None or request.generated:
             return
         forced = constraint.forced_first()
-        tokens = self._grammars.spell(None, forced) if forced else ()
+        tokens = self._grammars.spell(None, forced[:MOST]) if forced else ()
         # Something must be left to sample: that is when the client learns of them.
         if not 0 < len(tokens) < request.max_new or not request.stop_ids.isdisjoint(tokens):
             return
@@ -48,8 +50,8 @@ class JumpForward:
             constraint = request.constraint
             assert constraint is not None
             forced = constraint.forced()
-            if not self._end(request, constraint, last, forced) and forced:
-                self._jump(request, constraint, last, forced)
+            if len(forced) > LONGEST or (not self._end(request, constraint, last, forced) and forced):
+                self._jump(request, constraint, last, forced[:MOST])
 
     def _end(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> bool:
         """Lays down the rest of a text behind which nothing else could come, and its end. That would have a logprob, so

@@ -27,6 +27,7 @@ from bough.server.browsers import BrowserRules, allowed_origins
 from bough.server.crash_dump import RequestRecorder
 from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
+from bough.server.held_bodies import HELD_KEY, HeldBody, server_room
 from bough.server.http import SHUTDOWN_GRACE_S
 from bough.server.tracing import RequestLogging
 
@@ -62,6 +63,7 @@ class App:
     ) -> None:
         self._recorder = recorder
         self._settings = settings
+        self.bodies = server_room(settings)
         self._keys = Keys(settings.api_key, settings.admin_api_key)
         self._exact: dict[str, Methods] = {}
         patterns: dict[str, Methods] = {}
@@ -87,12 +89,13 @@ class App:
             await error_response(error.failure, endpoint.shape)(scope, receive, send)
             return
         scope["path_params"] = parameters
-        scope[SETTINGS_KEY] = self._settings
-        if self._recorder is None or endpoint.access != "api":
+        scope[SETTINGS_KEY], scope[HELD_KEY] = self._settings, (held := HeldBody(self.bodies))
+        if endpoint.access == "api":
+            scope[RECORDER_KEY] = self._recorder
+        try:
             await endpoint(scope, receive, send)
-            return
-        scope[RECORDER_KEY] = self._recorder
-        await endpoint(scope, receive, send)
+        finally:
+            held.release()
         if (recorded := scope.get(RECORDED_KEY)) is not None:
             recorded.finished = True
 

@@ -26,6 +26,7 @@ from bough.core.errors import RequestError, nearest
 from bough.core.sampling_params import INT32_MAX, MAX_STOPS, require_few
 from bough.core.server_settings import ServerSettings
 from bough.server.errors import HttpError
+from bough.server.held_bodies import HELD_KEY, HeldBody
 
 log = logging.getLogger(__name__)
 
@@ -191,9 +192,8 @@ def _ranges(struct: type[msgspec.Struct]) -> dict[str, tuple[float, float, bool]
 
 
 S = TypeVar("S", bound=msgspec.Struct)
-MEBIBYTE = 1 << 20
 EXACT_FLOAT = 1 << 53  # up to here a float holds every whole number
-LARGE = MEBIBYTE  # bytes of a body that may hold very many objects
+LARGE = 1 << 20  # bytes of a body that may hold very many objects
 MOST_FIELDS, MOST_VALUES = 1 << 19, 1 << 21  # in a large body: full tables and more; decoded within half a second
 MOST_FLOATS = 1 << 17  # of a body with a whole number that is written as a float: Python looks at each
 PIECE, STRING = 1 << 16, re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -245,19 +245,9 @@ def warnings_of_body() -> tuple[str, ...]:
 
 
 async def read_bytes(request: Request) -> bytes:
-    """The raw body, refused as soon as it is known to be over the limit."""
-    limit = settings_of(request).max_body_mb * MEBIBYTE
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(limit)
-    return b"".join(chunks)
+    """The raw body, which counts as held until the response has ended."""
+    held: HeldBody = request.scope[HELD_KEY]
+    return await held.read(request.scope, request.receive)
 
 
 async def count_values(raw: bytes) -> tuple[int, int]:
@@ -360,10 +350,6 @@ def _object_fields(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struc
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
                 found[name] = kind
     return found
-
-
-def _too_large(limit: int) -> HttpError:
-    return HttpError(413, f"The body is larger than {limit // MEBIBYTE} MiB (--max-body-mb).", "RequestTooLargeError")
 
 
 def given_fields(body: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:

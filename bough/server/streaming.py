@@ -156,17 +156,16 @@ def slowest_timings(answers: Sequence[RequestOutput]) -> Timings:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. Call it when the body has been read: the next message can then only be the disconnect."""
+
+    async def until_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_until_disconnect(request))
-    await race(task, watch)
+    await race(task, asyncio.ensure_future(until_disconnect()))
     if task.cancelled():
         raise ClientDisconnect
     return task.result()
-
-
-async def _until_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.constrained.spelling import spell
+from bough.constrained.spelling import LONGEST, spell
 
 PIECES = [
     *(bytes([i]) for i in range(128)),
@@ -65,6 +65,22 @@ def test_what_the_model_spelt_its_own_way_stays() -> None:
 
 def test_without_a_token_before_it_the_forced_text_is_spelt_alone() -> None:
     assert spell(encode, PIECES.__getitem__, None, b"name", True) == tuple(encode("name"))
+
+
+def test_of_a_long_text_only_the_beginning_is_spelt() -> None:
+    """All requests of an engine wait meanwhile; the rest follows with later tokens."""
+    text, seen = '{"name": "abc"}' * LONGEST, list[int]()
+
+    def noted(given: str) -> list[int]:
+        seen.append(len(given))
+        return encode(given)
+
+    for last in (None, ord("{")):
+        found = spell(noted, PIECES.__getitem__, last, text.encode(), False)
+        written = b"".join(spelt(found)).decode()
+        assert ("" if last is None else "{") + text == written + text[len(written) - (last is not None) :]
+        assert LONGEST - 16 < len(written) <= LONGEST and list(found) == encode(written)
+    assert max(seen) <= 2 * LONGEST
 
 
 def test_a_character_that_is_only_begun_waits() -> None:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import bodies as bodies_module
-from bough.gateway.bodies import MIB, MOST_OF_FIELD, STEP, TURN, WINDOW, Bodies, HeldBody, _excerpt, excerpt_of
+from bough.gateway.bodies import MOST_OF_FIELD, STEP, TURN, WINDOW, Bodies, _excerpt, excerpt_of
 from bough.gateway.peek import LARGE, MEDIA_MARK, MOST_IDS, peek, read_response_fields
 from bough.gateway.resume import ResumableText
 from bough.server.errors import HttpError
+from bough.server.held_bodies import MIB, HeldBody
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
 

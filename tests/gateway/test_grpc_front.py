@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ grpc = pytest.importorskip("grpc")
 
 from bough.core.errors import SettingsError  # noqa: E402
 from bough.core.gateway_settings import GatewaySettings  # noqa: E402
+from bough.gateway.grpc import front  # noqa: E402
 from bough.gateway.grpc.front import serving_grpc  # noqa: E402
 from bough.gateway.grpc.messages import (  # noqa: E402
     SERVICE,
@@ -255,6 +259,69 @@ def test_a_message_over_the_limit_is_refused_whatever_bodies_may_have() -> None:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     play(app, story)
+
+
+@pytest.fixture
+def room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors for four connections and four calls, however many the machine gives."""
+    monkeypatch.setattr(front, "SHARE", resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+
+@pytest.mark.usefixtures("room_for_four")
+def test_connections_that_say_nothing_leave_descriptors_for_http() -> None:
+    async def run() -> None:
+        async with serving_grpc(ScriptedApp(b"{}"), GatewaySettings(grpc_port=0)) as (_, port):
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+
+            async def closed(reader: asyncio.StreamReader) -> bool:
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(1024):  # the server begins with its settings
+                        pass
+                return True
+
+            ends = [asyncio.create_task(closed(reader)) for reader, _ in opened]
+            await until(lambda: sum(end.done() for end in ends) >= 12 - 5)
+            assert not all(end.done() for end in ends)
+            for end, (_, writer) in zip(ends, opened, strict=True):
+                end.cancel()
+                writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("room_for_four")
+def test_more_calls_than_there_are_descriptors_for_are_refused_at_once() -> None:
+    async def run() -> None:
+        app = ScriptedApp(b"{")
+        app.hangs = True
+        async with serving(app) as client:
+            calls = [asyncio.ensure_future(client.generate(GenerateRequest(text="x"))) for _ in range(10)]
+            await until(lambda: sum(call.done() for call in calls) == 6)
+            codes = [call.exception().code() for call in calls if call.done()]
+            assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 6
+            for call in calls:
+                call.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("code", "advice"), [(errno.EMFILE, "raise ulimit -n"), (errno.ECONNREFUSED, "try again")])
+def test_a_call_without_a_connection_ends_with_a_sentence(
+    code: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*given: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(front.HttpClient, "request", fail)
+
+    async def story(client: Client) -> None:
+        for call in (client.generate(GenerateRequest(text="x")), client.health(HealthRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert os.strerror(code) in caught.value.details() and advice in caught.value.details()
+
+    play(ScriptedApp(b"{}"), story)
 
 
 def test_health() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.messages.requests import Abort, LogprobRequest
+from bough.scheduler import jump_forward
 from bough.scheduler.constraint import DEAD_END
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.executor import oracle as free_oracle
@@ -200,6 +203,31 @@ def test_a_forced_end_is_spelt_as_the_tokenizer_would(prompt: list[int]) -> None
     b.run()
     assert b.out.outputs[0] == [*spell(text_of(b.out.outputs[0]), whole=True), EOS]
     assert b.out.ended[0] == FinishStop(EOS) and len(b.executor.plans) <= 2
+
+
+@pytest.mark.parametrize("logprobs", [None, LogprobRequest()])
+def test_long_forced_text_is_laid_down_in_parts(
+    logprobs: LogprobRequest | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To spell all of it with every token would hold up all other requests."""
+    monkeypatch.setattr(jump_forward, "LONGEST", 6)
+    monkeypatch.setattr(jump_forward, "MOST", 12)
+    grammars, asked = FakeGrammars(), list[tuple[int, bool]]()
+
+    def noted(last: int | None, forced: bytes, *, whole: bool = False) -> Sequence[int]:
+        asked.append((len(forced), whole))
+        return spell((b"" if last is None else PIECES[last]) + forced, whole=whole)
+
+    monkeypatch.setattr(grammars, "spell", noted)
+    b = Bench(eos_ids=(EOS,), grammars=grammars)
+    places = [[1, 2], *([place] for place in (3, 4, 5, 6, 7) * 8), [1, 2]]
+    b.ask(0, [1], max_new_tokens=80, regex=grammar(places), logprobs=logprobs)
+    b.run()
+    assert b.out.ended[0] == FinishStop(EOS) and text_of(b.out.outputs[0])[1:-1] == bytes((3, 4, 5, 6, 7) * 8)
+    assert (
+        max(length for length, _ in asked) == 12 and max((length for length, whole in asked if whole), default=0) <= 6
+    )
+    assert len(b.executor.plans) < 30
 
 
 @pytest.mark.parametrize("room", [2, 3, 4])

@@ -8,14 +8,21 @@ import json
 import logging
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import Response
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
+from bough.core.server_settings import ServerSettings
 from bough.server import bodies
-from bough.server.bodies import LARGE, count_values, decode_body
+from bough.server.app import App
+from bough.server.bodies import LARGE, count_values, decode_body, read_bytes
+from bough.server.endpoint import Endpoint
+from bough.server.held_bodies import server_room
 from bough.server.native.schemas import GenerateBody, ProfileBody
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -142,3 +149,39 @@ def test_few_floats_are_looked_at_for_whole_numbers(monkeypatch: pytest.MonkeyPa
     assert decode_body(b'{"input_ids": [1.0, 2.0, 3.0]}', GenerateBody).input_ids == [1, 2, 3]
     with pytest.raises(msgspec.ValidationError, match=r"got `float` - at `.*input_ids"):
         decode_body(b'{"input_ids": [1.0, 2.0, 3.0, 4.0]}', GenerateBody)
+
+
+def test_all_bodies_together_are_bounded_until_their_responses_end() -> None:
+    """Many of the largest size at once would take all memory; small ones still find room."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: Request) -> Response:
+        size = len(await read_bytes(request))
+        if size > LARGE:
+            begun.set()
+            await go_on.wait()
+        return Response(f"{size} bytes")
+
+    async def play() -> None:
+        app = App([Endpoint("/hold", hold, "")], ServerSettings(max_body_mb=2, max_bodies_mb=4))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            first = asyncio.create_task(http.post("/hold", content=b"x" * 2 * LARGE))
+            await begun.wait()
+            late = await http.post("/hold", content=b"x" * (LARGE + 1))
+            assert late.status_code == 503 and late.headers["Retry-After"] == "1"
+            assert late.json()["error"]["message"] == (
+                "The server holds as many bodies as it may (--max-bodies-mb); try again soon."
+            )
+            assert (await http.post("/hold", content=b"x" * LARGE)).status_code == 200
+            go_on.set()
+            assert (await first).text == f"{2 * LARGE} bytes" and app.bodies.held == 0
+            assert (await http.post("/hold", content=b"x" * 2 * LARGE)).status_code == 200
+
+    asyncio.run(play())
+
+
+def test_the_room_for_bodies_fits_the_largest_ones() -> None:
+    assert server_room(ServerSettings()).room == 1024 * LARGE
+    assert server_room(ServerSettings(max_body_mb=1000)).room == 2000 * LARGE
+    with pytest.raises(SettingsError, match="--max-bodies-mb must be at least twice"):
+        server_room(ServerSettings(max_bodies_mb=100))

@@ -5,6 +5,7 @@ A call that is cancelled or times out is a client that has disconnected: the wor
 """
 
 import contextlib
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,13 +19,14 @@ from starlette.types import ASGIApp
 from bough.core.errors import RequestError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.grpc import messages
-from bough.gateway.http_client import HttpClient, Origin
+from bough.gateway.http_client import HttpClient, Origin, out_of_descriptors
 from bough.gateway.processes import private_folder, serving_privately
 from bough.gateway.upstream_response import EventReader, UpstreamResponse
-from bough.server.http import SHUTDOWN_GRACE_S
+from bough.server.http import KEEP_ALIVE_S, SHUTDOWN_GRACE_S
 
 MIB = 1 << 20
 LARGEST_MESSAGE_MB = 4  # gRPC's own default: a message is decoded in one go, on the event loop
+SHARE = 6  # of all descriptors for connections; as many calls take three each, here and to workers; the rest is HTTP's
 DROPPED = ("content-type", "content-length", "te", "host", "connection")  # gRPC's own, and not the request's
 FORWARDED = b"x-forwarded-for"
 
@@ -34,10 +36,13 @@ async def serving_grpc(app: ASGIApp, settings: GatewaySettings) -> AsyncIterator
     """Serves the gateway's HTTP application over gRPC; gives the server and its port. Processes may share it."""
     host, port, certificate = settings.host, settings.grpc_port, settings.ssl_certfile
     largest = min(settings.max_body_mb, LARGEST_MESSAGE_MB) * MIB
+    most, idle_ms = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE, KEEP_ALIVE_S * 1000
     options = [("grpc.max_receive_message_length", largest), ("grpc.so_reuseport", 1)]
+    options += [("grpc.max_allowed_incoming_connections", most), ("grpc.max_connection_idle_ms", idle_ms)]
+    options += [("grpc.server_handshake_timeout_ms", idle_ms)]
     with private_folder() as folder, contextlib.closing(HttpClient()) as client:
         socket = Path(folder) / "http.sock"
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
         front = GrpcFront(client, Origin("grpc", 0, socket_path=str(socket)))
         handlers = {
             "Generate": _unary(front.generate, messages.GenerateRequest),
@@ -88,7 +93,7 @@ class GrpcFront:
                     yield messages.reply_of(completion)
 
     async def health(self, request: Any, context: Any) -> Any:
-        with contextlib.closing(await self._client.request(self._origin, "GET", b"/readiness", (), b"")) as response:
+        with contextlib.closing(await self._ask(context, "GET", b"/readiness", (), b"")) as response:
             body = await response.read()
             if response.status == 200:
                 return messages.HealthReply(status=messages.HealthReply.SERVING)
@@ -100,11 +105,19 @@ class GrpcFront:
             body = messages.completion_body(request, stream)
         except RequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-        response = await self._client.request(self._origin, "POST", b"/v1/completions", _headers_of(context), body)
+        response = await self._ask(context, "POST", b"/v1/completions", _headers_of(context), body)
         if response.status != 200:
             with contextlib.closing(response):
                 await _refuse(context, response)
         return response
+
+    async def _ask(self, context: Any, *request: Any) -> UpstreamResponse:
+        try:
+            return await self._client.request(self._origin, *request)
+        except OSError as error:
+            advice = "raise ulimit -n" if out_of_descriptors(error) else "try again soon"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The gateway cannot take the call: {error}; {advice}.")
+            raise AssertionError from None  # `abort` has ended the call
 
 
 async def _refuse(context: Any, response: UpstreamResponse) -> NoReturn:

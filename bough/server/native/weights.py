@@ -97,7 +97,7 @@ async def update_from_tensor(context: ServerContext, request: Request) -> Respon
         raw = await read_bytes(request)
     except HttpError as error:
         failure = error.failure
-        raise HttpError(failure.status, f"{failure.message} {OTHER_WAYS}", failure.type) from None
+        raise HttpError(failure.status, f"{failure.message} {OTHER_WAYS}", failure.type, failure.headers) from None
     if request.headers.get("content-type", "").partition(";")[0] in ("", "application/json"):
         body = decode_body(raw, schemas.TensorBody)
         given = body.serialized_named_tensors

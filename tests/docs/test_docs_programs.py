@@ -31,7 +31,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     # Some ask for an answer of any length: the context bounds it.
-    with running("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--context-length", "512") as started:
+    with running(
+        "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--context-length", "512", "--random-seed", "1"
+    ) as started:
         yield started
 
 
@@ -40,7 +42,7 @@ def around(server: Server) -> Iterator[dict[str, Any]]:
     """What a page's sentences have, and its programs do not repeat."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     names = {"openai": openai, "pydantic": pydantic, "httpx": httpx, "url": server.url, "client": client}
-    with bough.Engine(context_length=512) as engine:
+    with bough.Engine(context_length=512, random_seed=1) as engine:
         yield names | {"engine": engine, "messages": MESSAGES, "text": "<think>Hm.</think>Yes."}
 
 

@@ -275,7 +275,7 @@ class Engine:
         self._processes = EngineProcesses(self.settings, self._cleanup)
         supervisor = self._processes.supervisor
         # Each cleanup is registered before what it cleans up is begun: a start may fail at any point.
-        at_last = self._cleanup.enter_context(contextlib.ExitStack())  # the link tells the processes that they may go
+        at_last = self._cleanup.enter_context(contextlib.ExitStack())  # for the link: it tells the processes to leave
         self._cleanup.callback(supervisor.close)
         self._processes.start()
         from bough.launch.client_end import Link

@@ -22,12 +22,6 @@ class GatewaySettings(EdgeSettings):
     """Many engines behind one address."""
 
     max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
-    max_bodies_mb: int | None = setting(
-        None,
-        "request bodies that a process holds at once, in MiB, over all requests; one that finds no room gets 503; "
-        "twice --max-body-mb when left out",
-        low=2,
-    )
     admin_api_key: str | None = setting(
         None, "key for the management routes; with client keys and without this one, management is refused"
     )

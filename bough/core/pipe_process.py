@@ -6,11 +6,14 @@ Each is given the number of its end as an argument, and ends when the other end 
 
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 from bough.core.child_environment import child_environment
 
@@ -45,6 +48,22 @@ class PipeProcess:
         self._process.wait()
         with self._asked:
             self._connection.close()
+
+
+def answer_all(connection: Connection, answer: Callable[[bytes], bytes], more_bytes: int, timeout_s: float) -> None:
+    """What such a process does with what strangers send, until the other end is closed (`EOFError`): it gets so much
+    memory beyond what it occupies now, and ends when a message takes longer."""
+    os.nice(5)  # the model goes first
+    with open("/proc/self/statm") as file:
+        limit = int(file.read().split()[0]) * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    connection.send_bytes(b"")
+    while True:
+        message = connection.recv_bytes()
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        answered = answer(message)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        connection.send_bytes(answered)
 
 
 class ProcessPool:

@@ -27,6 +27,12 @@ class EdgeSettings:
         "loopback addresses",
     )
     body_timeout_s: float = setting(60.0, "seconds within which each 64 KiB of a body, or its end, must come", low=1.0)
+    max_bodies_mb: int | None = setting(
+        None,
+        "request bodies that a process holds at once, in MiB, over all requests; one that finds no room gets 503; "
+        "twice --max-body-mb when left out, of a server at least 1024",
+        low=2,
+    )
     forwarded_allow_ips: str = setting(
         "127.0.0.1", "addresses and networks of proxies whose X-Forwarded-* are believed, or *"
     )
@@ -40,12 +46,6 @@ class ServerSettings(EdgeSettings):
     api_key: str | None = setting(None, "key that clients must send; BOUGH_API_KEY keeps it out of the process list")
     admin_api_key: str | None = setting(None, "key for the management routes; then --api-key does not open those")
     max_body_mb: int = setting(64, "largest request body, in MiB", low=1)
-    max_bodies_mb: int | None = setting(
-        None,
-        "request bodies that a process holds at once, in MiB, over all requests; one that finds no room gets 503; "
-        "1024, or twice --max-body-mb if that is more, when left out",
-        low=2,
-    )
     strict_fields: bool = setting(False, "refuse requests with unknown fields; otherwise their answers have warnings")
     tokenizer_worker_num: int = setting(1, "HTTP and tokenizer processes on the one port", low=1, high=64)
     log_requests: bool = setting(False, "log lines for each request, when it comes and when it ends: id, sizes, times")

@@ -3,8 +3,6 @@ memory and time, and no other request suffers when they fail. It answers one tas
 """
 
 import os
-import resource
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -12,6 +10,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from bough.core.errors import BoughError, RequestError
+from bough.core.pipe_process import answer_all
 from bough.multimodal.families import Family, Hello, Prepared, Task
 
 MEMORY_BYTES = 4 << 30  # beyond what the libraries themselves occupy
@@ -36,21 +35,15 @@ def outcome_of(family: Family, task: Task) -> Prepared | str:
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     hello = msgspec.msgpack.decode(connection.recv_bytes(), type=Hello)
-    os.nice(5)  # the model goes first
     # No family needs torch here: without it a worker starts in a third of the time, with a fifth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would tell that torch is missing
     family = Family(hello)
-    with open("/proc/self/statm") as file:
-        limit = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    connection.send_bytes(b"")
-    while True:
-        task = msgspec.msgpack.decode(connection.recv_bytes(), type=Task)
-        signal.setitimer(signal.ITIMER_REAL, hello.timeout_s)  # ends the process
-        outcome = outcome_of(family, task)
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        connection.send_bytes(msgspec.msgpack.encode(outcome))
+
+    def answer(message: bytes) -> bytes:
+        return msgspec.msgpack.encode(outcome_of(family, msgspec.msgpack.decode(message, type=Task)))
+
+    answer_all(connection, answer, MEMORY_BYTES, hello.timeout_s)
 
 
 if __name__ == "__main__":

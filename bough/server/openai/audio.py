@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import re
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
@@ -14,19 +15,21 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from bough.core.errors import RequestError
+from bough.core.pipe_process import ProcessPool
 from bough.core.speech import SAMPLE_RATE, SpeechConfig
 from bough.server.bodies import read_bytes
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, OPENAI, Endpoint, json_response
 from bough.server.errors import openai_shape
 from bough.server.streaming import EventStream, json_event, while_connected
-from bough.speech.sound import FloatArray, decode
+from bough.speech.decoder import TIMEOUT_S, read_answer
+from bough.speech.sound import FloatArray
 from bough.speech.transcriber import Segment, Task, Transcriber
 
 MAX_PARTS = 64  # of a form
 DECODERS = 4  # recordings that are decoded at the same time
 MOST_HELD = 4 * 3600 * SAMPLE_RATE  # samples of all recordings that are being heard: a gigabyte
-LOOK_S = 0.1
+LOOK_S, GRACE_S = 0.1, 10.0
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
 
@@ -35,12 +38,15 @@ class Recordings:
     """Decodes recordings, and bounds what they hold together: hours of silence make a small file. Those beyond wait
     until others have been heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: bool) -> None:
         self._decoders, self._held = asyncio.Semaphore(DECODERS), 0
+        self._pool = ProcessPool("bough.speech.decoder", b"", DECODERS)
+        if warm:
+            threading.Thread(target=self._pool.warm, daemon=True).start()
 
     async def read(self, file: bytes) -> FloatArray:
         async with self._decoders:
-            sound = await asyncio.to_thread(decode, file)
+            sound = read_answer(await asyncio.to_thread(self._pool.exchange, file, TIMEOUT_S + GRACE_S))
             while self._held and self._held + len(sound) > MOST_HELD:
                 await asyncio.sleep(LOOK_S)
         self._held += len(sound)
@@ -83,7 +89,7 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
     answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any], "other_types": (EVENTS,)}
     given, name = context.model.limits.get("speech"), context.model.name
     speech = None if given is None else msgspec.convert(given, SpeechConfig)
-    recordings = Recordings()
+    recordings = Recordings(warm=speech is not None)
 
     async def answer(request: Request, translate: bool = False) -> Response:
         if speech is None:

@@ -24,10 +24,27 @@ from bough.messages.requests import Generate
 from bough.server.context import ServerContext
 from bough.server.openai import audio
 from bough.server.openai.audio import read_form
+from bough.speech import decoder
 from tests.server.native_engine import NativeEngine, open_server
 
 SPEECH = SpeechConfig({"num_mel_bins": 80, "max_source_positions": 1500}, start=257, end=256, timestamps=400)
 RATE = 16_000
+
+
+@pytest.fixture(autouse=True)
+def decoding_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a process for each test; tests/speech/test_speech_decoder.py has those."""
+
+    class Pool:
+        def __init__(self, module: str, hello: bytes, size: int) -> None:
+            assert module == decoder.__name__
+
+        def warm(self) -> None: ...
+
+        def exchange(self, file: bytes, timeout_s: float) -> bytes:
+            return decoder.answer_to(file)
+
+    monkeypatch.setattr(audio, "ProcessPool", Pool)
 
 
 def at(seconds: float) -> int:
@@ -264,7 +281,7 @@ def test_forms_are_read_as_they_are_written() -> None:
 def test_recordings_wait_until_others_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(audio, "MOST_HELD", 3 * audio.SAMPLE_RATE)
-        recordings = audio.Recordings()
+        recordings = audio.Recordings(warm=False)
         first = await recordings.read(wav(2.0))
         second = asyncio.create_task(recordings.read(wav(2.0)))
         await asyncio.sleep(5 * audio.LOOK_S)

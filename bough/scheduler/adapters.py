@@ -82,7 +82,7 @@ class Adapters:
         slot = self._slots.pop(request.adapter, 0) or self._fill(request.adapter, {other.adapter for other in running})
         if slot:
             self._slots[request.adapter] = slot
-            request.slot = slot
+            request.take_slot(slot)
         return slot > 0
 
     def place_ahead(self, waiting: Iterable[Request], running: Iterable[Request]) -> None:

@@ -139,7 +139,7 @@ class Assembly:
         start = request.logprob_next
         if start >= end:
             return None
-        request.logprob_next = end  # which the step scores up to there
+        request.plan_scores(end)
         beyond = end == chunk.first + chunk.count
         next_token = int(self._table.tokens[request.row, end]) if beyond else -1
         return InputLogprobs(index, start - chunk.first, end - start, next_token)

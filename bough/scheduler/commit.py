@@ -136,7 +136,7 @@ class Committer:
             if len(vector):
                 message.states[request.handle] = HiddenStates(first, len(vector), vector.tobytes())
         for request, reason in ended:
-            request.answered_at = self._clock()
+            request.answer(self._clock())
             of_request = request.handle, reason, request.retractions, request.drafts
             message.ended.append(Ended(*of_request, vectors.get(request.handle, b"")))
         if len(rows) or started or ended or message.states:
@@ -241,7 +241,7 @@ class Committer:
             if index in result.input_logprobs:
                 request.add_scores(result.input_logprobs[index])
             if chunk.final and not request.started:
-                request.started = True
+                request.start()
                 self.generated_tokens += request.unsent  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens

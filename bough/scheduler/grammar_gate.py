@@ -60,13 +60,13 @@ class GrammarGate(dict[Request, Ticket]):
         except RequestError as error:
             field = None if error.field is None else request.sampling.grammar_field
             return msgspec.structs.replace(FinishAbort.because(error), field=field)
-        request.constraint = self._constraint(request, compiled)
+        request.constrain(self._constraint(request, compiled))
         return None if self._replay(request) else STRANGE_OUTPUT
 
     def pass_by(self, request: Request) -> None:
         """A request without a grammar; its thinking may have a budget, and there may be words that it must not say."""
         if request.bad_words or (request.thinking is not None and request.thinking.budget is not None):
-            request.constraint = self._constraint(request, None)
+            request.constrain(self._constraint(request, None))
             self._replay(request)
 
     def _replay(self, request: Request) -> bool:

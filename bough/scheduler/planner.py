@@ -234,7 +234,7 @@ class Planner:
             return None
         found = match.length
         match = self._cache.fetch(match, known, request.namespace, self._prefill_budget.tokens_per_s)
-        request.branch = self._batch.branch(match)
+        request.branch_off(self._batch.branch(match))
         count = self._chunk_size(request, match.length, len(request.tokens), budget)
         if count <= 0:
             self._cache.unlock(match)

@@ -1,6 +1,6 @@
 """One request as the scheduler sees it, from the moment it is taken until it has ended.
 
-Fields that depend on each other change together, by the methods of `Request`.
+Only the methods of `Request` change its fields.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Request:
     arrived: float = 0.0
     stage: str = "queued"  # or "grammar", "fetch", "prefill", "decode", "retracted"
     stages: list[Stage] = field(default_factory=list)  # those before it
-    answered_at: float = 0.0  # when its last token was there; its pages are given back later
+    answered_at: float = 0.0  # when its last token was there
 
     def enter(self, stage: str, now: float, tokens: int = 0) -> None:
         """Its stage is over, which was about so many tokens, and the next begins."""
@@ -94,6 +94,10 @@ class Request:
         before = sum(tokens for name, _, tokens in self.stages if name == "decode")
         return max(0, output - before) if self.stage == "decode" else 0
 
+    def answer(self, now: float) -> None:
+        """Its last token is there; its pages are given back later."""
+        self.answered_at = now
+
     def begin_running(self, now: float) -> None:
         self.enter("prefill", now)
         if not self.retractions:
@@ -107,9 +111,18 @@ class Request:
         self.ran_s += now - self.since
         self.since = now
 
+    def take_slot(self, slot: int) -> None:
+        self.slot = slot
+
+    def take_row(self, row: int) -> None:
+        self.row = row
+
     def leave_row(self, tokens: IntArray) -> None:
         """The row goes to others; the request keeps these tokens, prompt and output."""
         self.row, self.tokens = -1, tokens
+
+    def lock(self, node: Node | None) -> None:
+        self.node = node
 
     def count_cached(self, tokens: int, fetched: int) -> None:
         """So many of its tokens were found in the cache, the last `fetched` on the host; the first admission counts."""
@@ -121,6 +134,12 @@ class Request:
         """So many more of its tokens are on the host, from a store; what comes too late for it does not count."""
         if self.cached_tokens < 0:
             self.storage = tokens, store
+
+    def branch_off(self, length: int) -> None:
+        self.branch = length
+
+    def constrain(self, constraint: Constraint) -> None:
+        self.constraint = constraint
 
     def begin_output(self, tokens: Sequence[int]) -> None:
         """Puts tokens behind the prompt of a waiting request; the client gets them with the first that is sampled."""
@@ -141,6 +160,9 @@ class Request:
         self.held_drafts += [0] * (held + 1 - len(self.held_drafts))
         self.held_drafts[held] += 1
 
+    def start(self) -> None:
+        self.started = True
+
     def hold_back(self, known: int) -> tuple[int, int]:
         """How many tokens at the end were unsent before, and how many of `known` are now: those not scored yet."""
         before = self.unsent
@@ -152,6 +174,10 @@ class Request:
     def score_between(self, first: int, end: int) -> None:
         """These positions are to be scored."""
         self.logprob_next, self.logprob_end = first, end
+
+    def plan_scores(self, end: int) -> None:
+        """A planned step scores the positions before `end`."""
+        self.logprob_next = end
 
     def add_scores(self, scores: PositionLogprobs) -> None:
         (self.forced_logprobs if self.started else self.input_logprobs).append(scores)

@@ -97,7 +97,7 @@ class RowTable:
         self.has_stop_ids[row] = bool(request.sampling.stop_token_ids)
         self.wants_logprobs[row] = request.logprobs is not None
         self.requests[row] = request
-        request.row = row
+        request.take_row(row)
         return row
 
     def drop_in_flight(self, row: int) -> None:

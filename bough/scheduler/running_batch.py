@@ -49,7 +49,7 @@ class RunningBatch:
         self.moves += 1
         self.table.assign(request)
         states = self._begin(request, match)
-        request.node = match.node
+        request.lock(match.node)
         request.count_cached(match.length, fetched)
         self.matched_tokens += match.length
         return self._setup(request, states)
@@ -78,7 +78,7 @@ class RunningBatch:
             states = self._begin(request, match)
             assert request.node is not None
             self.cache.tree.unlock(request.node)
-            request.node = match.node
+            request.lock(match.node)
             length, kept = match.length, len(match.pages)
         else:
             self.cache.pool.give(table.pages[row, max(kept, owned) : count])
@@ -296,4 +296,4 @@ class RunningBatch:
             self.cache.tree.lock(node)
         if request.node is not None:
             self.cache.tree.unlock(request.node)
-        request.node = node
+        request.lock(node)

@@ -54,6 +54,7 @@ def test_unknown_architecture_lists_the_supported_ones() -> None:
 @pytest.mark.parametrize("name", supported_architectures())
 def test_every_architecture_builds(name: str) -> None:
     sizes = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 8, "max_source_positions": 4}
+    sizes["num_mel_bins"] = 8
     model = build(replace(CONFIG, architecture=name, speech=SpeechConfig(sizes, 0, 1, 2)))
     assert model.config.architecture == name
     assert len({slot.name for slot in model.slots()}) > 2 * 5

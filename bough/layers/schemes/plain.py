@@ -1,15 +1,14 @@
 """Weights in the type of the activations, multiplied by the device's table of operations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertMatrices, Experts, NormedSum, Ops, Router, WithNorm, WithSum
 from bough.layers.schemes.base import (
     Gate,
@@ -21,16 +20,28 @@ from bough.layers.schemes.base import (
     expert_bias_slots,
     expert_biases,
 )
+from bough.layers.spread import LayerExperts
 from bough.layers.weights import WeightSlot
 
-if TYPE_CHECKING:
-    from bough.layers.placement import Placement
+
+class Memory(Protocol):
+    """What plain weights need of a `Placement`, which has them by default."""
+
+    @property
+    def ops(self) -> Ops: ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    def empty(self, *shape: int) -> torch.Tensor: ...
+
+    def experts(self, moe: MoEConfig) -> LayerExperts: ...
 
 
 class PlainWeight(LinearWeight):
     """A matrix as the checkpoint has it."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
+    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Memory) -> None:
         self._parts = tuple(parts)
         outputs = sum(part.outputs for part in parts)
         self._weight = placement.empty(outputs, in_features)
@@ -75,7 +86,7 @@ class MatrixExperts:
 class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
-    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
+    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
         # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
         # ranks share them while the others are spread, or choices are counted.
         self._here = placement.experts(moe)
@@ -117,7 +128,7 @@ class PlainExperts(MatrixExperts):
 class PlainTable:
     """A vocabulary's vectors as the checkpoint has them."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Memory) -> None:
         self.weight = placement.empty(vocab_size, hidden_size)
         self._ops = placement.ops
 

@@ -17,7 +17,7 @@ import msgspec
 
 from bough.constrained.backends import Backend, load_backend, resolve_backend
 from bough.constrained.compiler_process import CompilerPool, Hello
-from bough.constrained.interface import Compiled, GrammarSpec, Matcher, Prepared, Ticket
+from bough.constrained.interface import Compiled, GrammarSpec, Prepared, Ticket
 from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError
 
@@ -129,7 +129,7 @@ class CachingCompiler:
             prepared = read_prepared(self._preparers.ask(spec))
             backend = self._get_backend(prepared.backend)
             if prepared.light:
-                future.set_result(_compiled(prepared, backend.load(prepared.spec)))
+                future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec), prepared.jumps))
             else:
                 self._waiters.submit(self._compile, spec, prepared, backend, future)
 
@@ -137,7 +137,7 @@ class CachingCompiler:
         assert self._compilers is not None, "the back end came with it"
         with self._answering(spec, future):
             made = self._compilers.ask(prepared.spec)
-            future.set_result(_compiled(prepared, backend.load(prepared.spec, made)))
+            future.set_result(Compiled(prepared.warnings, backend.load(prepared.spec, made), prepared.jumps))
 
     @contextmanager
     def _answering(self, spec: GrammarSpec, future: Future[Compiled]) -> Iterator[None]:
@@ -162,15 +162,6 @@ class CachingCompiler:
             if name not in self._backends:
                 self._backends[name] = load_backend(name, self._vocabulary)
             return self._backends[name]
-
-
-def _compiled(prepared: Prepared, make: Callable[[], Matcher]) -> Compiled:
-    def matcher() -> Matcher:
-        made = make()
-        made.jumps = prepared.jumps
-        return made
-
-    return Compiled(prepared.warnings, matcher)
 
 
 def _stand_back() -> None:

@@ -102,7 +102,13 @@ class Compiled:
     """One grammar over one vocabulary, shared by every request that asks for it."""
 
     warnings: tuple[str, ...]  # what is not enforced, by path; for a strict spec only unknown keywords
-    matcher: Callable[[], Matcher]
+    make: Callable[[], Matcher]
+    jumps: bool  # see `Prepared`
+
+    def matcher(self) -> Matcher:
+        made = self.make()
+        made.jumps = self.jumps
+        return made
 
 
 class Ticket(Protocol):

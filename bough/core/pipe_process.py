@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -51,19 +52,20 @@ class PipeProcess:
 
 
 def answer_all(connection: Connection, answer: Callable[[bytes], bytes], more_bytes: int, timeout_s: float) -> None:
-    """What such a process does with what strangers send, until the other end is closed (`EOFError`): it gets so much
+    """What such a process does with what strangers send, until the other end is closed: it gets so much
     memory beyond what it occupies now, and ends when a message takes longer."""
     os.nice(5)  # the model goes first
     with open("/proc/self/statm") as file:
         limit = int(file.read().split()[0]) * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     connection.send_bytes(b"")
-    while True:
-        message = connection.recv_bytes()
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        answered = answer(message)
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        connection.send_bytes(answered)
+    with suppress(EOFError):
+        while True:
+            message = connection.recv_bytes()
+            signal.setitimer(signal.ITIMER_REAL, timeout_s)
+            answered = answer(message)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            connection.send_bytes(answered)
 
 
 class ProcessPool:

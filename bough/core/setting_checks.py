@@ -80,7 +80,7 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise SettingsError(f"--{flag} is not valid JSON: {error}.") from None
+        raise SettingsError(f"--{flag} must be a JSON object, but is not valid JSON: {error}.") from None
     if not isinstance(given, dict):
         raise SettingsError(f"--{flag} must be a JSON object.")
     return given

@@ -256,8 +256,7 @@ def _attention_on(
     if loaded.config.causal and loaded.config.speech is None:
         return build_attention(loaded, settings, limits, to_device), to_device, begin
     leave_out_cudnn()
-    packed = loaded.dtype.itemsize == 2
-    return TorchAttention(to_device, together=True, packed=packed), to_device, begin
+    return TorchAttention(to_device, together=True, packed=loaded.dtype.itemsize == 2), to_device, begin
 
 
 def native_library(

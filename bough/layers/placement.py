@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from bough.core.model_config import MoEConfig, RopeConfig
-from bough.distributed.group import ALONE, AttentionGroup, RankGroup
+from bough.distributed.group import AttentionGroup, RankGroup
 from bough.distributed.topology import Topology
-from bough.kernels.ops import REFERENCE, Ops
+from bough.kernels.ops import Ops
 from bough.layers.rope import RopeTable, rope_table
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWeight
-from bough.layers.schemes.plain import PlainExperts, PlainTable, PlainWeight
 from bough.layers.spread import LayerExperts, SpreadExperts
 
 # A scheme: makes the weight of a layer, of its inputs, the parts that stand one below the other, and whether it has a
@@ -31,11 +30,11 @@ class Placement:
     topology: Topology
     dtype: torch.dtype
     device: torch.device
-    ranks: RankGroup = ALONE
-    ops: Ops = REFERENCE
-    make_weight: WeightMaker = PlainWeight
-    make_table: TableMaker = PlainTable
-    make_experts: ExpertsMaker = PlainExperts
+    ranks: RankGroup
+    ops: Ops
+    make_weight: WeightMaker
+    make_table: TableMaker
+    make_experts: ExpertsMaker
     spread: SpreadExperts = field(default_factory=SpreadExperts)
     make_head: TableMaker | None = None  # None: as tables are
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)

@@ -49,7 +49,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except EOFError:
-        pass  # the engine has ended
     except (BoughError, ImportError, OSError) as error:
         raise SystemExit(f"Media cannot be prepared: {error}") from None

@@ -2,7 +2,6 @@
 and no other request suffers when that fails. It answers one file after the other."""
 
 import sys
-from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -36,6 +35,5 @@ def read_answer(answer: bytes | None) -> FloatArray:
 
 if __name__ == "__main__":
     connection = Connection(int(sys.argv[1]))
-    with suppress(EOFError):  # the server has ended
-        connection.recv_bytes()  # a hello that says nothing
-        answer_all(connection, answer_to, MEMORY_BYTES, TIMEOUT_S)
+    connection.recv_bytes()  # a hello that says nothing
+    answer_all(connection, answer_to, MEMORY_BYTES, TIMEOUT_S)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from bough.core.errors import RequestError, SettingsError
 from bough.core.media import MediaKind
+from bough.core.setting_checks import json_object
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -142,13 +143,7 @@ class ChatTemplate:
 @cache
 def template_defaults(given: str) -> Mapping[str, Any]:
     """The variables of `--default-chat-template-kwargs`."""
-    try:
-        variables = json.loads(given)
-    except ValueError:
-        variables = None
-    if not isinstance(variables, dict):
-        raise SettingsError(f"--default-chat-template-kwargs must be a JSON object, got {given!r}.")
-    return variables
+    return json_object(given, "default-chat-template-kwargs")
 
 
 def given_template(given: str) -> str:

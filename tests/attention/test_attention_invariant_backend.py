@@ -13,9 +13,9 @@ from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.invariant_attention.triton import config_for
 from bough.kernels.invariant_ops import INVARIANT
-from bough.layers.placement import Placement
 from bough.models.llama import Llama
 from tests.fakes.forward import CPU, Forward, load_model
+from tests.fakes.placements import placed
 
 CONFIG = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -38,13 +38,13 @@ OTHER = [3 + 5 * i % 57 for i in range(23)]
 
 def weights(config: ModelConfig) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    slots = Llama().build(config, Placement(Topology(), torch.float32, CPU)).slots()
+    slots = Llama().build(config, placed(Topology(), torch.float32, CPU)).slots()
     return {slot.name: torch.randn(slot.target.shape, generator=generator) * 0.2 for slot in slots}
 
 
 def deterministic(config: ModelConfig) -> Forward:
     """The model on Triton's interpreter, with chunks so short that the prompt has three."""
-    model = Llama().build(config, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
+    model = Llama().build(config, placed(Topology(), torch.float32, CPU, ops=INVARIANT))
     source = weights(config)
     for slot in model.slots():
         slot.target.copy_(source[slot.name])

@@ -22,9 +22,9 @@ from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.latent_attention import triton as expanded
 from bough.kernels.prefill_attention import triton as prefill
-from bough.layers.placement import Placement
 from bough.models.llama import Llama
 from tests.fakes.forward import CPU, Forward, Step, load_model
+from tests.fakes.placements import placed
 from tests.fakes.triton_interpreter import INTERPRETED_PROGRAMS
 
 LATENT = LatentConfig(rank=20, rope_dim=8, nope_dim=12, value_dim=10)
@@ -97,7 +97,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def weights(config: ModelConfig = CONFIG) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    slots = Llama().build(config, Placement(Topology(), torch.float32, CPU)).slots()
+    slots = Llama().build(config, placed(Topology(), torch.float32, CPU)).slots()
     return {slot.name: torch.randn(slot.target.shape, generator=generator) * 0.2 for slot in slots}
 
 
@@ -192,7 +192,7 @@ def test_some_tokens_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("config", CONFIGS)
 def test_bits_do_not_depend_on_chunks_cache_or_company(config: ModelConfig) -> None:
     def deterministic() -> Forward:
-        model = Llama().build(config, Placement(Topology(), torch.float32, CPU, ops=INVARIANT))
+        model = Llama().build(config, placed(Topology(), torch.float32, CPU, ops=INVARIANT))
         source = weights(config)
         for slot in model.slots():
             slot.target.copy_(source[slot.name])

@@ -13,8 +13,8 @@ from bough.distributed.topology import Topology
 from bough.executor.adapters import adapter_rows
 from bough.kernels.quantize_rows.reference import QuantizedRows, quantize_rows
 from bough.layers.adapters import AdapterSlots
-from bough.layers.placement import Placement
 from bough.layers.schemes.base import Part
+from tests.fakes.placements import placed
 
 NONE: Any = None
 
@@ -36,7 +36,7 @@ def test_slots_keep_what_they_hold_when_they_grow_and_rows_may_be_quantised() ->
     nothing: Any = Nothing
     make: Any = slots.over(nothing, nothing, nothing)[0]
     parts = [Part("a", 3, (slice(0, 3),)), Part("b", 2, (slice(0, 2),))]
-    weight = make(8, parts, False, Placement(Topology(), torch.float32, torch.device("cpu")))
+    weight = make(8, parts, False, placed(Topology(), torch.float32, torch.device("cpu")))
     assert list(weight.slots("layer.")) == []
     assert slots.shapes() == {"layer.a": (3, 8), "layer.b": (2, 8)}
     torch.manual_seed(0)

@@ -6,13 +6,13 @@ import torch
 
 from bough.distributed.topology import Topology
 from bough.layers.embedding import Embedding, Head
-from bough.layers.placement import Placement
 from bough.layers.schemes.plain import PlainTable
 from tests.fakes.context import NO_CONTEXT
+from tests.fakes.placements import placed
 
 
 def test_scale_is_rounded_to_the_weights_type_and_leaves_them_alone() -> None:
-    placement = Placement(Topology(), torch.bfloat16, torch.device("cpu"))
+    placement = placed(Topology(), torch.bfloat16, torch.device("cpu"))
     embedding = Embedding(5, 3, 33.9411, placement)
     weight = next(embedding.slots("embed.")).target
     weight.fill_(1.0)
@@ -21,7 +21,7 @@ def test_scale_is_rounded_to_the_weights_type_and_leaves_them_alone() -> None:
 
 
 def test_logits_can_be_capped() -> None:
-    placement = Placement(Topology(), torch.bfloat16, torch.device("cpu"))
+    placement = placed(Topology(), torch.bfloat16, torch.device("cpu"))
     table = PlainTable(3, 3, placement)
     table.weight.copy_(torch.eye(3) * 1000)
     hidden = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.bfloat16)

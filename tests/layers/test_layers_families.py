@@ -27,9 +27,10 @@ from bough.layers.schemes.plain import PlainTable, PlainWeight
 from bough.models.decoder import Decoder
 from tests.fakes.context import NO_CONTEXT
 from tests.fakes.forward import Forward, load_model
+from tests.fakes.placements import placed
 
 CPU = torch.device("cpu")
-PLACEMENT = Placement(Topology(), torch.float32, CPU)
+PLACEMENT = placed(Topology(), torch.float32, CPU)
 CONFIG = ModelConfig("LlamaForCausalLM", 24, 40, 2, 4, 2, 8, 60, 64, 1e-5, RopeConfig(10000.0))
 PROMPT = [5, 9, 3, 3, 41, 17, 2]
 

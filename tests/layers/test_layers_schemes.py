@@ -14,7 +14,6 @@ from bough.distributed.topology import Topology
 from bough.kernels.quantize_rows.reference import quantize_rows
 from bough.kernels.registry import fp8_ops_for, w4_ops_for
 from bough.layers.linear import RowLinear
-from bough.layers.placement import Placement
 from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
 from bough.layers.schemes.head import Int8Head
@@ -32,6 +31,7 @@ from bough.models.registry import build_model
 from tests.fakes.context import NO_CONTEXT
 from tests.fakes.forward import Forward
 from tests.fakes.held_values import held_values
+from tests.fakes.placements import placed
 from tests.fakes.quantised import write_quantised
 from tests.fakes.ranks import ThreadGroup, on_ranks
 
@@ -139,7 +139,7 @@ def test_logits_of_8_bits(dtype: torch.dtype, rows: int, monkeypatch: pytest.Mon
     monkeypatch.setattr("bough.layers.schemes.head.BAND", 24)  # the last band is shorter
     weight = torch.randn(60, 64) * torch.logspace(-4, 1, 60)[:, None]
     weight[7] = 0
-    head = Int8Head(60, 64, Placement(Topology(), dtype, CPU))
+    head = Int8Head(60, 64, placed(Topology(), dtype, CPU))
     (slot,) = head.slots("lm_head.")
     assert slot.name == "lm_head.weight" and slot.store is not None
     for first in (0, 40):
@@ -183,7 +183,7 @@ def test_kernels_of_gpus_multiply_the_columns_of_ranks(
     for rank in range(2):
         scheme, topology = StoredScheme(source.form, PlainWeight, PlainExperts), Topology(rank, 2)
         held = topology.slice_of(512, "inputs")
-        layer = RowLinear("o_proj", held, 48, False, Placement(topology, torch.float32, CPU, make_weight=scheme))
+        layer = RowLinear("o_proj", held, 48, False, placed(topology, torch.float32, CPU, make_weight=scheme))
         load_weights(layer.slots(""), source, progress=False, device=CPU)
         assert [slot.form is not None for slot in layer.slots("")] == [True]
         total += layer(x[:, held].contiguous(), NO_CONTEXT)
@@ -236,7 +236,7 @@ def test_forms_of_columns(form: Form, columns: slice, own: Form | None) -> None:
 def test_bands_are_quantised_as_they_come() -> None:
     """A matrix in bands of rows, in parts that stand one below the other, equals the whole one."""
     torch.manual_seed(0)
-    placement = Placement(Topology(), torch.float32, CPU)
+    placement = placed(Topology(), torch.float32, CPU)
     parts = [Part("a", 32, (slice(0, 32),)), Part("b", 16, (slice(16, 32), slice(0, 64)))]
     matrices = {"x.a.weight": torch.randn(32, 64), "x.b.weight": torch.randn(16, 64)}
     weight = Fp8Weight(64, parts, False, placement)
@@ -251,7 +251,7 @@ def test_bands_are_quantised_as_they_come() -> None:
 
 
 def test_layers_that_do_not_fit_stay_plain_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    placement, scheme = Placement(Topology(), torch.float32, CPU), Fp8Scheme()
+    placement, scheme = placed(Topology(), torch.float32, CPU), Fp8Scheme()
     part = Part("o_proj", 24, (slice(None),))
     with caplog.at_level(logging.WARNING):
         made = [scheme(64, [part], False, placement) for _ in range(3)]
@@ -265,7 +265,7 @@ def test_what_is_not_quantised_to_4_bits_is_named_once(caplog: pytest.LogCapture
     moe = MoEConfig(experts=2, per_token=1, intermediate_size=96)
     with caplog.at_level(logging.WARNING):
         for topology in (Topology(), Topology(0, 2)):
-            placement, scheme = Placement(topology, torch.float32, CPU), W4Scheme()
+            placement, scheme = placed(topology, torch.float32, CPU), W4Scheme()
             for _ in range(2):
                 RowLinear("o_proj", topology.slice_of(96, "inputs"), 64, False, replace(placement, make_weight=scheme))
                 scheme.experts(64, moe, placement)

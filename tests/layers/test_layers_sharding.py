@@ -28,6 +28,7 @@ from bough.loader.load import load_weights
 from bough.loader.source import TensorSource
 from bough.memory.pools.kv_pool import KVPool
 from tests.fakes.context import NO_CONTEXT
+from tests.fakes.placements import placed
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -56,7 +57,7 @@ class Layer(Protocol):
 
 def placement(topology: Topology) -> Placement:
     """Ranks are simulated one after the other: the test does the summing."""
-    return Placement(topology, torch.float32, CPU)
+    return placed(topology, torch.float32, CPU)
 
 
 def fill(layer: Layer, checkpoint: dict[str, torch.Tensor]) -> None:
@@ -197,7 +198,7 @@ def test_partial_results_pass_through_the_given_reduction() -> None:
         def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    doubled = Placement(Topology(), torch.float32, CPU, Doubling())
+    doubled = placed(Topology(), torch.float32, CPU, ranks=Doubling())
     plain, reduced = GatedMLP(CONFIG, placement(Topology())), GatedMLP(CONFIG, doubled)
     for layer in (plain, reduced):
         fill(layer, checkpoint_of(CONFIG))

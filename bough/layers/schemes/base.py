@@ -134,7 +134,7 @@ def bias_slots(prefix: str, parts: Sequence[Part], bias: torch.Tensor | None) ->
             yield WeightSlot(f"{prefix}{part.name}.bias", bias[rows], part.index[:1])
 
 
-def expert_biases(
+def expert_bias(
     hidden_size: int, inner: int, moe: MoEConfig, count: int, rank: int, empty: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Memory for those of gate and up and of down of `count` experts, if there are any. Only the first of the ranks

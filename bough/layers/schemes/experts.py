@@ -10,7 +10,7 @@ from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.ops import ExpertMatrices
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.w4_linear.reference import W4Rows
-from bough.layers.schemes.base import expert_bias_slots, expert_biases
+from bough.layers.schemes.base import expert_bias, expert_bias_slots
 from bough.layers.schemes.plain import MatrixExperts
 from bough.layers.weights import Form, WeightSlot
 
@@ -42,7 +42,7 @@ class QuantizedExperts(MatrixExperts):
         sharers, self._here = placement.topology.in_expert, placement.experts(moe)
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         self._inner, count = self._held.stop - self._held.start, len(self._here.held)
-        self._biases = expert_biases(hidden_size, self._inner, moe, count, sharers.tp_rank, placement.empty)
+        self._biases = expert_bias(hidden_size, self._inner, moe, count, sharers.tp_rank, placement.empty)
         self._gate_up = empty((count, 2 * self._inner, hidden_size), forms[0])
         self._down = empty((count, hidden_size, self._inner), forms[1])
         self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)

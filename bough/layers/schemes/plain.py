@@ -2,46 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
-from bough.distributed.topology import Topology
 from bough.kernels.ops import Activation, ExpertMatrices, Experts, NormedSum, Ops, Router, WithNorm, WithSum
-from bough.layers.schemes.base import (
-    Gate,
-    LinearWeight,
-    Part,
-    Rows,
-    bands,
-    bias_slots,
-    expert_bias_slots,
-    expert_biases,
-)
-from bough.layers.spread import LayerExperts
+from bough.layers.placement import Placement
+from bough.layers.schemes.base import Gate, LinearWeight, Part, Rows, bands, bias_slots, expert_bias, expert_bias_slots
 from bough.layers.weights import WeightSlot
-
-
-class Memory(Protocol):
-    """What plain weights need of a `Placement`, which has them by default."""
-
-    @property
-    def ops(self) -> Ops: ...
-
-    @property
-    def topology(self) -> Topology: ...
-
-    def empty(self, *shape: int) -> torch.Tensor: ...
-
-    def experts(self, moe: MoEConfig) -> LayerExperts: ...
 
 
 class PlainWeight(LinearWeight):
     """A matrix as the checkpoint has it."""
 
-    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Memory) -> None:
+    def __init__(self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement) -> None:
         self._parts = tuple(parts)
         outputs = sum(part.outputs for part in parts)
         self._weight = placement.empty(outputs, in_features)
@@ -86,7 +61,7 @@ class MatrixExperts:
 class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
-    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Memory) -> None:
+    def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
         # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
         # ranks share them while the others are spread, or choices are counted.
         self._here = placement.experts(moe)
@@ -101,7 +76,7 @@ class PlainExperts(MatrixExperts):
         count = len(self._here.held) + self._appended
         self._gate_up = placement.empty(count, 2 * inner, hidden_size)
         self._down = placement.empty(count, hidden_size, inner)
-        self._biases = expert_biases(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
+        self._biases = expert_bias(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
         self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     @property
@@ -128,7 +103,7 @@ class PlainExperts(MatrixExperts):
 class PlainTable:
     """A vocabulary's vectors as the checkpoint has them."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Memory) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         self.weight = placement.empty(vocab_size, hidden_size)
         self._ops = placement.ops
 

@@ -25,8 +25,7 @@ def answer_to(file: bytes) -> bytes:
 
 def read_answer(answer: bytes | None) -> FloatArray:
     if answer is None:
-        text = f"file takes more than {TIMEOUT_S} s or too much memory to decode; send parts."
-        raise RequestError(text, field="file")
+        raise RequestError(f"file takes more than {TIMEOUT_S} s, or too much memory, to decode; cut it.", field="file")
     outcome = msgspec.msgpack.decode(answer, type=bytes | tuple[str, int])
     if isinstance(outcome, tuple):
         raise RequestError(outcome[0], status_code=outcome[1], field="file")

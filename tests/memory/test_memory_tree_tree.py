@@ -267,6 +267,7 @@ def test_check_names_what_is_broken(tree: RadixTree) -> None:
     node.locks = 0
     kept, node.pages = node.pages, ids(11)
     assert any("1 pages for 2 tokens" in problem for problem in tree.check())
+    assert any("page 11 belongs more than once" in problem for problem in tree.check())
     node.pages, edge = kept, node.edge
     node.edge = b"wrong"
     assert any("another key than its own" in problem for problem in tree.check())

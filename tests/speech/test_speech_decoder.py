@@ -33,7 +33,7 @@ def test_a_process_gives_what_decoding_here_gives_and_another_takes_its_place_wh
         assert caught.value.field == "file" and caught.value.status_code == 400
         (process,) = pool._running
         os.kill(process._process.pid, signal.SIGKILL)
-        with pytest.raises(RequestError, match="too much memory to decode; send parts"):
+        with pytest.raises(RequestError, match="too much memory, to decode; cut it"):
             read_answer(pool.exchange(wav(1.0), 60.0))
         assert len(read_answer(pool.exchange(wav(1.0), 60.0))) == SAMPLE_RATE
     finally:

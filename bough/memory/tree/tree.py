@@ -250,6 +250,8 @@ class RadixTree:
     def check(self) -> list[str]:
         """Discrepancies in what the tree says of itself; empty when all is well."""
         problems = inspection.structure_problems(self.root, self.page_size, hashed=self._on_event is not None)
+        pages, counts = np.unique(self.pages_in_use(), return_counts=True)
+        problems += [f"tree: page {page} belongs more than once" for page in pages[counts > 1][:20].tolist()]
         books = inspection.counter_problems(self.root, evictable=self.evictable_pages, protected=self.protected_pages)
         return problems + books + self._victims.check(self.nodes())
 

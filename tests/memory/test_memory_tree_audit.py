@@ -57,7 +57,8 @@ def test_a_page_that_stands_twice_in_the_tree_is_named() -> None:
     tree.insert(ids(9), ids(2))
     problems, leaked = audit_pages(pool, tree, {})
     assert leaked.tolist() == []
-    assert "tree: page 2 belongs more than once" in problems and "page 2 belongs to the tree and to the tree" in problems
+    assert "tree: page 2 belongs more than once" in problems
+    assert "page 2 belongs to the tree and to the tree" in problems
 
 
 def test_pages_that_do_not_exist_are_reported(books: tuple[PagePool, RadixTree]) -> None:

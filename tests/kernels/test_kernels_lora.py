@@ -17,7 +17,7 @@ from tests.kernels.closeness import assert_near
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 RANKS = [[16, 3, 0], [0, 0, 0], [1, 16, 9], [40, 128, 65]]  # of four slots, for each of three matrices
-BANDS = (slice(0, 300), slice(300, 320), slice(320, 358))
+BANDS = (slice(0, 1100), slice(1100, 1120), slice(1120, 1158))
 
 
 def stack_of(inputs: int, rank: int, dtype: torch.dtype, device: torch.device) -> AdapterStack:
@@ -99,4 +99,4 @@ def test_pairs_are_grouped_by_slot_and_expert(tokens: int, distinct: int) -> Non
 
 
 def test_tiles_lie_within_one_matrix() -> None:
-    assert tiles_of(BANDS).tolist() == [[0, 0, 256], [0, 256, 300], [1, 300, 320], [2, 320, 358]]
+    assert tiles_of(BANDS).tolist() == [[0, 0, 1024], [0, 1024, 1100], [1, 1100, 1120], [2, 1120, 1158]]

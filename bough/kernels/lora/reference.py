@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-TILE = 256  # outputs that one program adds to
+TILE = 1024  # outputs that one program adds to, or four where rows are few
 LEAST_RANK = 16  # that tensor cores multiply
 FEW_ROWS, MANY_ROWS = 16, 64  # of a slot that one program takes
 MOST_FEW = 512  # rows of a step that is cut into small blocks

@@ -14,7 +14,7 @@ import triton.language as tl
 from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRows
 from bough.kernels.overlap import overlap, take_turn
 
-PIECE = 1024  # inputs that one program sums
+MOST_INPUTS = 8192  # that small steps cut into short pieces: on the way up each program reads all of its rows' parts
 MOST_RANK = 64  # lines of thin matrices that one program computes
 
 
@@ -26,18 +26,19 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
         return
     lines = min(triton.next_power_of_2(matrices * rank), MOST_RANK)
     few, wide = grouped.block_rows == FEW_ROWS, x.dtype == torch.float32
-    splits = triton.cdiv(inputs, PIECE)
+    splits = triton.cdiv(inputs, 512 if few and inputs <= MOST_INPUTS else 1024)
     thin = torch.empty((splits, count, matrices * rank), dtype=torch.float32, device=x.device)
     cut = {"BLOCK_M": grouped.block_rows, "MATRICES": matrices, "RANK": rank, "SPLITS": splits}
     cut |= {"PRECISION": "ieee" if wide else "tf32", "num_stages": 2 if wide else 3, **overlap(0 if few else rows)}
-    cut["EXPERTS"], block_k = stack.experts, 128 if few and not wide else 64
+    cut["EXPERTS"], block_k = stack.experts, 256 if few and not wide else 64
     places = (grouped.order, grouped.blocks, stack.ranks, stack.ranks.stride(0))
     _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
         x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut
     )
-    _up[(blocks, len(stack.tiles))](
+    # A small step has few blocks, so more programs share the outputs of one.
+    _up[(blocks, len(stack.tiles), 4 if few else 1)](
         thin, stack.up, product, *places, stack.tiles, product.stride(0), count,
-        N=outputs, TILE=TILE, BLOCK_R=min(rank, MOST_RANK), num_warps=4 if few else 8, **cut,
+        N=outputs, SHARE=TILE // 4 if few else TILE, BLOCK_N=128 if rank <= MOST_RANK else 64, num_warps=4, **cut,
     )  # fmt: skip
 
 
@@ -81,39 +82,34 @@ def _down(
 @triton.jit(do_not_specialize=["rows"])
 def _up(
     thin, up, product, order, blocks, ranks, ranks_stride, tiles, product_stride, rows, N: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr,
+    SHARE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr,
     SPLITS: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The sum over the inputs' parts, times the outputs of a tile; added to the product."""
+    """The sum over the inputs' parts, times the outputs of a tile, or of a share of it; added to the product."""
     take_turn(OVERLAP)
     block = blocks + 3 * tl.program_id(0)
     slot = tl.load(block).to(tl.int64) - 1
     if slot < 0:
         return
     tile = tiles + 3 * tl.program_id(1)
-    matrix = tl.load(tile)
+    matrix, begin = tl.load(tile), tl.load(tile + 1) + tl.program_id(2) * SHARE
     rank = tl.load(ranks + slot // EXPERTS * ranks_stride + matrix)
     if rank == 0:
         return
-    first = tl.load(block + 1)
-    m, r, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R), tl.load(tile + 1) + tl.arange(0, TILE)
-    held, inside = m < tl.load(block + 2), n < tl.load(tile + 2)
+    first, end = tl.load(block + 1), tl.load(tile + 2)
+    m, line = tl.arange(0, BLOCK_M), tl.arange(0, RANK)
+    held, there = m < tl.load(block + 2), line < rank
     row = tl.load(order + first + m, mask=held, other=0).to(tl.int64)
-    out, kept = product + row[:, None] * product_stride + n[None, :], held[:, None] & inside[None, :]
-    # A sum that begins with the product is faster for large blocks, and slower for small ones.
-    total = tl.zeros((BLOCK_M, TILE), dtype=tl.float32)
-    if BLOCK_M > 16:
-        total = tl.load(out, mask=kept, other=0.0).to(tl.float32)
-    for lowest in range(0, rank, BLOCK_R):
-        line = lowest + r
-        left = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            at = (split * rows + first + m).to(tl.int64)
-            places = thin + at[:, None] * (MATRICES * RANK) + matrix * RANK + line[None, :]
-            left += tl.load(places, mask=held[:, None], other=0.0)
+    left = tl.zeros((BLOCK_M, RANK), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = (split * rows + first + m).to(tl.int64)
+        places = thin + at[:, None] * (MATRICES * RANK) + matrix * RANK + line[None, :]
+        left += tl.load(places, mask=held[:, None] & there[None, :], other=0.0)
+    narrow = left.to(up.dtype.element_ty)
+    for start in range(begin, min(end, begin + SHARE), BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        out, kept = product + row[:, None] * product_stride + n[None, :], held[:, None] & (n < end)[None, :]
         places = up + (slot * N + n[None, :]) * RANK + line[:, None]
-        right = tl.load(places, mask=(line < rank)[:, None] & inside[None, :], other=0.0)
-        total = tl.dot(left.to(right.dtype), right, total, input_precision=PRECISION)
-    if BLOCK_M <= 16:
-        total += tl.load(out, mask=kept, other=0.0).to(tl.float32)
-    tl.store(out, total.to(product.dtype.element_ty), mask=kept)
+        right = tl.load(places, mask=there[:, None] & (n < end)[None, :], other=0.0)
+        total = tl.dot(narrow, right, input_precision=PRECISION) + tl.load(out, mask=kept, other=0.0)
+        tl.store(out, total.to(product.dtype.element_ty), mask=kept)

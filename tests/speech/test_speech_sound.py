@@ -102,6 +102,14 @@ def test_later_releases_of_pyav_are_asked_for_nothing_they_do_not_know(monkeypat
     def later(file: Any, mode: str = "r", *, container_options: dict[str, str]) -> Any:
         return theirs(file, mode, container_options=container_options)
 
+    resampler, threads = av.AudioResampler, list[int]()
+
+    def later_resampler(*, threads: int, found: list[int] = threads, **options: Any) -> Any:
+        found.append(threads)
+        return resampler(**options)
+
     monkeypatch.setattr(av, "__version__", "19.0.2")
     monkeypatch.setattr(av, "open", later)
+    monkeypatch.setattr(av, "AudioResampler", later_resampler)
     assert len(decode(written("wav", 16_000))) == 16_000
+    assert threads == [1], "a thread for each core outlasts the file"

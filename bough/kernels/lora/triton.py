@@ -109,7 +109,7 @@ def _up(
     for start in range(begin, min(end, begin + SHARE), BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         out, kept = product + row[:, None] * product_stride + n[None, :], held[:, None] & (n < end)[None, :]
-        places = up + (slot * N + n[None, :]) * RANK + line[:, None]
-        right = tl.load(places, mask=there[:, None] & (n < end)[None, :], other=0.0)
+        column = up + (slot * N + n[None, :]) * RANK + line[:, None]
+        right = tl.load(column, mask=there[:, None] & (n < end)[None, :], other=0.0)
         total = tl.dot(narrow, right, input_precision=PRECISION) + tl.load(out, mask=kept, other=0.0)
         tl.store(out, total.to(product.dtype.element_ty), mask=kept)

@@ -35,10 +35,11 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
     _down[(blocks, triton.cdiv(matrices * rank, lines), splits)](
         x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut
     )
-    # A small step has few blocks, so more programs share the outputs of one.
-    _up[(blocks, len(stack.tiles), 4 if few else 1)](
+    # A small step has few blocks, so more programs share the outputs of one; of large ranks less fits at a time.
+    share, block_n = TILE // 4 if few else TILE, max(16, min(128, (2048 if wide else 8192) // rank))
+    _up[(blocks, len(stack.tiles), TILE // share)](
         thin, stack.up, product, *places, stack.tiles, product.stride(0), count,
-        N=outputs, SHARE=TILE // 4 if few else TILE, BLOCK_N=128 if rank <= MOST_RANK else 64, num_warps=4, **cut,
+        N=outputs, SHARE=share, BLOCK_N=block_n, num_warps=4, **cut,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.lora.reference import FEW_ROWS, TILE, AdapterStack, GroupedRows
-from bough.kernels.overlap import overlap, take_turn
+from bough.kernels.overlap import overlap, take_turn, take_turn_first
 
 MOST_INPUTS = 8192  # that small steps cut into short pieces: on the way up each program reads all of its rows' parts
 MOST_RANK = 64  # lines of thin matrices that one program computes
@@ -36,7 +36,7 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
         x, stack.down, thin, *places, x.stride(0), count, K=inputs, BLOCK_K=block_k, BLOCK_R=lines, num_warps=4, **cut
     )
     # A small step has few blocks, so more programs share the outputs of one; of large ranks less fits at a time.
-    share, block_n = TILE // 4 if few else TILE, max(16, min(128, (2048 if wide else 8192) // rank))
+    share, block_n = TILE // 4 if few else TILE, max(16, min(128 if few else 64, (2048 if wide else 8192) // rank))
     _up[(blocks, len(stack.tiles), TILE // share)](
         thin, stack.up, product, *places, stack.tiles, product.stride(0), count,
         N=outputs, SHARE=share, BLOCK_N=block_n, num_warps=4, **cut,
@@ -50,7 +50,7 @@ def _down(
     EXPERTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The rows of a block times some lines of the thin matrices, over some of the inputs."""
-    take_turn(OVERLAP)
+    take_turn_first(OVERLAP)
     block = blocks + 3 * tl.program_id(0)
     slot = tl.load(block).to(tl.int64) - 1
     if slot < 0:
@@ -86,31 +86,35 @@ def _up(
     SHARE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, MATRICES: tl.constexpr, RANK: tl.constexpr,
     SPLITS: tl.constexpr, EXPERTS: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The sum over the inputs' parts, times the outputs of a tile, or of a share of it; added to the product."""
-    take_turn(OVERLAP)
-    block = blocks + 3 * tl.program_id(0)
-    slot = tl.load(block).to(tl.int64) - 1
-    if slot < 0:
-        return
-    tile = tiles + 3 * tl.program_id(1)
-    matrix, begin = tl.load(tile), tl.load(tile + 1) + tl.program_id(2) * SHARE
-    rank = tl.load(ranks + slot // EXPERTS * ranks_stride + matrix)
+    """The sum over the inputs' parts, times the outputs of a tile, or of a share of it; added to the product. What does
+    not depend on the sum is read before the kernel's turn: the way down begins when the product is whole."""
+    block, tile = blocks + 3 * tl.program_id(0), tiles + 3 * tl.program_id(1)
+    slot, matrix = tl.load(block).to(tl.int64) - 1, tl.load(tile)
+    rank = 0
+    if slot >= 0:
+        rank = tl.load(ranks + slot // EXPERTS * ranks_stride + matrix)
     if rank == 0:
+        take_turn(OVERLAP)
         return
-    first, end = tl.load(block + 1), tl.load(tile + 2)
-    m, line = tl.arange(0, BLOCK_M), tl.arange(0, RANK)
+    first, begin, end = tl.load(block + 1), tl.load(tile + 1) + tl.program_id(2) * SHARE, tl.load(tile + 2)
+    end = min(end, begin + SHARE)
+    m, line, n = tl.arange(0, BLOCK_M), tl.arange(0, RANK), begin + tl.arange(0, BLOCK_N)
     held, there = m < tl.load(block + 2), line < rank
     row = tl.load(order + first + m, mask=held, other=0).to(tl.int64)
+    out = product + row[:, None] * product_stride + n[None, :]
+    columns = up + (slot * N + n[None, :]) * RANK + line[:, None]
+    right = tl.load(columns, mask=there[:, None] & (n < end)[None, :], other=0.0)
+    before = tl.load(out, mask=held[:, None] & (n < end)[None, :], other=0.0)
+    take_turn(OVERLAP)
     left = tl.zeros((BLOCK_M, RANK), dtype=tl.float32)
     for split in tl.static_range(SPLITS):
         at = (split * rows + first + m).to(tl.int64)
         places = thin + at[:, None] * (MATRICES * RANK) + matrix * RANK + line[None, :]
         left += tl.load(places, mask=held[:, None] & there[None, :], other=0.0)
     narrow = left.to(up.dtype.element_ty)
-    for start in range(begin, min(end, begin + SHARE), BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        out, kept = product + row[:, None] * product_stride + n[None, :], held[:, None] & (n < end)[None, :]
-        column = up + (slot * N + n[None, :]) * RANK + line[:, None]
-        right = tl.load(column, mask=there[:, None] & (n < end)[None, :], other=0.0)
-        total = tl.dot(narrow, right, input_precision=PRECISION) + tl.load(out, mask=kept, other=0.0)
-        tl.store(out, total.to(product.dtype.element_ty), mask=kept)
+    for _ in range(begin, end, BLOCK_N):
+        total = tl.dot(narrow, right, input_precision=PRECISION) + before.to(tl.float32)
+        tl.store(out, total.to(product.dtype.element_ty), mask=held[:, None] & (n < end)[None, :])
+        n, out, columns = n + BLOCK_N, out + BLOCK_N, columns + BLOCK_N * RANK
+        right = tl.load(columns, mask=there[:, None] & (n < end)[None, :], other=0.0)
+        before = tl.load(out, mask=held[:, None] & (n < end)[None, :], other=0.0)

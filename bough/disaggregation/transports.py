@@ -5,21 +5,25 @@ that comes too late, say after its process was stopped for a minute, gets an err
 """
 
 import contextlib
+import logging
 import mmap
 import os
 import secrets
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from bough.core.errors import SettingsError
-from bough.disaggregation.wire import Buffer
+from bough.disaggregation.wire import Buffer, Loan
+
+log = logging.getLogger(__name__)
 
 LIBRARIES = {"nixl": "Nixl", "mooncake": "Mooncake"}  # each in the module of its name
 LATE = "the memory has got another use"
@@ -34,6 +38,22 @@ class Agent(Protocol):
 
     def read(self, place: bytes, into: Buffer) -> None:
         """Returns, or raises, once nothing writes there any more."""
+
+
+class Device(Protocol):
+    """Copies the memory of GPUs, whose arrays are tensors, between processes, on any number of threads."""
+
+    gpu: str  # the UUID of that which has the engine's pages
+    gpus: tuple[str, ...]  # of all whose memory it can read
+
+    def allocate(self, size: int) -> tuple[Any, bytes]:
+        """Memory for as long as this process lives, and with what others open it."""
+
+    def read(self, handle: bytes, at: int, into: Any) -> None:
+        """Returns, or raises, once nothing writes there any more."""
+
+    def forget(self) -> None:
+        """Closes what it has opened, which would outlive its owner."""
 
 
 class Shared:
@@ -56,32 +76,40 @@ class Remote:
     """Through an agent. Its memory is used again: to make some takes time, and a late read must find it mapped.
     Behind the pages stands a stamp, which goes before they do."""
 
+    gpu, gpus = "", tuple[str, ...]()
+
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._places: dict[int, bytes] = {}  # by address
         self._free: defaultdict[int, list[Buffer]] = defaultdict(list)  # by size
 
-    def lend(self, size: int) -> tuple[Buffer, bytes]:
+    def lend(self, size: int, gpus: Sequence[str] = ()) -> tuple[Buffer, Loan]:
+        """`gpus`: those whose memory the reader can read."""
         memory, stamp = self._take(size), secrets.token_bytes(STAMP)
         memory[size : size + STAMP] = np.frombuffer(stamp, dtype=np.uint8)
-        return self._lease(memory, size), msgspec.msgpack.encode((self._places[memory.ctypes.data], stamp))
+        return self._lease(memory, size), Loan(self._places[memory.ctypes.data], stamp)
 
-    def read(self, place: bytes, size: int) -> Future[Buffer]:
+    def read(self, loan: Loan, size: int) -> Future[Buffer]:
         found: Future[Buffer] = Future()
-        threading.Thread(target=self._read, args=(found, place, size), name="transfer", daemon=True).start()
+        threading.Thread(target=self._read, args=(found, loan, size), name="transfer", daemon=True).start()
         return found
 
-    def _read(self, found: Future[Buffer], place: bytes, size: int) -> None:
+    def forget(self) -> None:
+        """An engine is gone: nothing of its memory is kept."""
+
+    def _read(self, found: Future[Buffer], loan: Loan, size: int) -> None:
         try:
-            where, stamp = msgspec.msgpack.decode(place, type=tuple[bytes, bytes])
-            memory = self._take(size)
-            lease = self._lease(memory, size)
-            self._agent.read(where, memory[: size + STAMP])
-            if memory[size : size + STAMP].tobytes() != stamp:
-                raise OSError(LATE)
-            found.set_result(lease)
+            found.set_result(self._fetch(loan, size))
         except Exception as error:  # noqa: BLE001  (the reader gets it; each library has its own)
             found.set_exception(error)
+
+    def _fetch(self, loan: Loan, size: int) -> Buffer:
+        memory = self._take(size)
+        lease = self._lease(memory, size)
+        self._agent.read(loan.place, memory[: size + STAMP])
+        if memory[size : size + STAMP].tobytes() != loan.stamp:
+            raise OSError(LATE)
+        return lease
 
     def _take(self, size: int) -> Buffer:
         """Of few sizes, so that what was given back fits the next."""
@@ -102,10 +130,68 @@ class Remote:
         self._free[memory.size].append(memory)
 
 
-def open_transport(backend: str) -> Remote:
-    if backend not in LIBRARIES:
-        return Remote(Shared())
+class Ring(Remote):
+    """Lends parts of one piece of a GPU's memory, which neighbours open once, and reads theirs into others. What has no
+    place there goes through the host's. An array of a part is what holds it: slices of that do not."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        super().__init__(Shared())
+        self.gpu, self.gpus = device.gpu, device.gpus
+        self._device, self._size, self._lock = device, size, threading.Lock()
+        self._memory, self._handle = device.allocate(size)
+        self._used: dict[int, int] = {}  # where parts begin, and end
+        self._over: deque[tuple[int, Any]] = deque()  # where they begin, with their stamps: arrays end at any moment
+
+    def lend(self, size: int, gpus: Sequence[str] = ()) -> tuple[Any, Loan]:
+        at = self._claim(size) if self.gpu in gpus else None
+        if at is None:
+            return super().lend(size)
+        stamp, loan = super().lend(1)
+        return self._part(at, size, stamp), msgspec.structs.replace(loan, handle=self._handle, at=at)
+
+    def forget(self) -> None:
+        self._device.forget()
+
+    def _fetch(self, loan: Loan, size: int) -> Any:
+        if not loan.handle:
+            return super()._fetch(loan, size)
+        at = self._claim(size)
+        into = np.empty(size, dtype=np.uint8) if at is None else self._part(at, size)
+        self._device.read(loan.handle, loan.at, into)
+        super()._fetch(loan, 1)  # raises unless the memory is still lent
+        return into
+
+    def _claim(self, size: int) -> int | None:
+        """Where the first gap of that size begins."""
+        with self._lock:
+            while self._over:
+                begin, stamp = self._over.popleft()
+                del stamp, self._used[begin]
+            at = 0
+            for begin, end in sorted(self._used.items()):
+                if begin - at >= size:
+                    break
+                at = end
+            if at + size > self._size:
+                return None
+            self._used[at] = at + size
+            return at
+
+    def _part(self, at: int, size: int, stamp: Buffer | None = None) -> Any:
+        part = self._memory[at : at + size]
+        weakref.finalize(part, self._over.append, (at, stamp))
+        return part
+
+
+def open_transport(backend: str, device: Device | None = None, size: int = 0) -> Remote:
+    """With a device, and so many bytes of its memory, pages may stay there."""
     try:
-        return Remote(getattr(import_module(f"bough.disaggregation.{backend}"), LIBRARIES[backend])())
+        if device is not None:
+            return Ring(device, size)
+        if backend in LIBRARIES:
+            return Remote(getattr(import_module(f"bough.disaggregation.{backend}"), LIBRARIES[backend])())
     except (ImportError, OSError, RuntimeError) as error:
-        raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None
+        if backend != "auto":
+            raise SettingsError(f"--disaggregation-transfer-backend {backend} cannot start: {error}.") from None
+        log.warning("pages go through the host's memory: %s", error)
+    return Remote(Shared())

@@ -48,6 +48,7 @@ class Claim(msgspec.Struct, frozen=True, tag=True):
     request: Generate | None = None  # None: a router sends it
     neighbours: str = ""  # whose memory it can share; empty: pages go over the connection
     backend: str = "auto"
+    gpus: tuple[str, ...] = ()  # UUIDs of those whose memory it can read, of neighbours
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -74,13 +75,23 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class Loan(msgspec.Struct, frozen=True, array_like=True):
+    """Where another engine finds memory that is lent, and what stands behind it until it is given back. With a handle
+    the memory is a GPU's, from `at` on, and that stamp stands alone."""
+
+    place: bytes
+    stamp: bytes
+    handle: bytes = b""
+    at: int = 0
+
+
 class Pages(msgspec.Struct, frozen=True, tag=True):
     """The parts stand back to back in the second frame, or in memory that is lent (`transports`)."""
 
     room: int
     parts: list[Part]
     weight_version: str
-    place: bytes = b""
+    loan: Loan | None = None
     number: int = 0  # of the loan
     size: int = 0
 

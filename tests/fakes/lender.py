@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from typing import Any
 
 import msgspec
@@ -55,6 +56,8 @@ def lend(connection: Any, backend: str) -> None:
         if size:
             lent[number], loan = transport.lend(size, transport.gpus)
             lent[number][:] = number
+            if backend == "cuda_ipc":  # as a prefill engine waits for its copies
+                sys.modules["torch"].cuda.synchronize()
             connection.send(loan)
         else:
             del lent[number]

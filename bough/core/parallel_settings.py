@@ -104,7 +104,7 @@ class DisaggregationSettings:
         "auto",
         "how pages travel: cuda_ipc between engines of one user on one GPU, shm on one host, tcp between hosts; auto"
         " takes the first that it can; nixl or mooncake, on both engines: by that library",
-        choices=("auto", "cuda_ipc", "cuda-ipc", "shm", "tcp", "nixl", "mooncake"),
+        choices=("auto", "cuda_ipc", "shm", "tcp", "nixl", "mooncake"),
         instead={
             **dict.fromkeys(("mori", "ascend"), "Bough has no such transport; auto takes shm or tcp."),
             "mooncake_tcp": "Set MC_FORCE_TCP=1 and use mooncake.",
@@ -123,10 +123,7 @@ class DisaggregationSettings:
     disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
 
     @property
-    def transport(self) -> str:
-        return self.disaggregation_transfer_backend.replace("-", "_")
-
-    @property
     def device_chunks(self) -> int:
         """Chunks of prompts for which a GPU has memory beside the KV cache, on their way between engines."""
-        return 2 if self.disaggregation_mode != "null" and self.transport in ("auto", "cuda_ipc") else 0
+        in_pair = self.disaggregation_mode != "null"
+        return 2 if in_pair and self.disaggregation_transfer_backend in ("auto", "cuda_ipc") else 0

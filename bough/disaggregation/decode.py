@@ -80,7 +80,7 @@ class DecodeSide(Side):
             wire.digest_of(request),
             msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
             wire.neighbours(),
-            self._settings.transport,
+            self._settings.disaggregation_transfer_backend,
             self._transport.gpus,
         )
         if not self._link.send(receiving.peer, claim):

@@ -41,9 +41,7 @@ class Room:
     until_s: float  # when claim and request must have met
     claim: Claim | None = None
     peer: Any = None
-    gpus: tuple[str, ...] | None = (
-        None  # in whose memory the decode engine can read pages; None: not even in the host's
-    )
+    gpus: tuple[str, ...] | None = None  # whose memory the decode engine can read; None: not even the host's
     request: Request | None = None
     next_page: int = 0  # the first that has not been sent
     tokens: int = 0  # that the decode engine knows of; forced ones behind them may be computed here too
@@ -145,7 +143,7 @@ class PrefillSide(Side):
 
     def _claim(self, peer: Any, claim: Claim) -> None:
         objection = self._identity.objection(claim.identity)
-        chosen = [self._settings.transport, claim.backend]
+        chosen = [self._settings.disaggregation_transfer_backend, claim.backend]
         backend = max(chosen, key=lambda each: each != "auto")
         library, near = backend in LIBRARIES, claim.neighbours == wire.neighbours()
         on_gpu = near and self._transport.gpu in claim.gpus

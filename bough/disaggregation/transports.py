@@ -2,6 +2,7 @@
 
 Memory is lent as long as its array lives, then used again: to write to new memory takes many times as long. A reader
 that comes too late, say after its process was stopped for a minute, gets an error and never what it holds by then.
+Between engines of one GPU the memory is that GPU's, as far as it has a place for pages on their way.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import secrets
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib import import_module
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from bough.core.daemon_thread import in_daemon_thread
 from bough.core.errors import SettingsError
 from bough.disaggregation.wire import Buffer, Loan
 
@@ -33,24 +35,19 @@ STAMP = 8  # bytes
 class Agent(Protocol):
     """Copies memory between processes, on any number of threads."""
 
-    def allocate(self, size: int) -> tuple[Buffer, bytes]:
+    def allocate(self, size: int) -> tuple[Any, bytes]:
         """Memory for as long as this process lives, and where others find it."""
 
-    def read(self, place: bytes, into: Buffer) -> None:
+    def read(self, place: bytes, into: Any) -> None:
         """Returns, or raises, once nothing writes there any more."""
 
 
-class Device(Protocol):
-    """Copies the memory of GPUs, whose arrays are tensors, between processes, on any number of threads."""
+class Device(Agent, Protocol):
+    """Does so with the memory of GPUs, whose arrays are tensors. A place to read is what `allocate` says, and where the
+    pages begin there."""
 
     gpu: str  # the UUID of that which has the engine's pages
     gpus: tuple[str, ...]  # of all whose memory it can read
-
-    def allocate(self, size: int) -> tuple[Any, bytes]:
-        """Memory for as long as this process lives, and with what others open it."""
-
-    def read(self, handle: bytes, at: int, into: Any) -> None:
-        """Returns, or raises, once nothing writes there any more."""
 
     def forget(self) -> None:
         """Closes what it has opened, which would outlive its owner."""
@@ -76,10 +73,9 @@ class Remote:
     """Through an agent. Its memory is used again: to make some takes time, and a late read must find it mapped.
     Behind the pages stands a stamp, which goes before they do."""
 
-    gpu, gpus = "", tuple[str, ...]()
-
     def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+        self._agent, self.gpu, self.gpus = agent, "", tuple[str, ...]()
+        self.forget: Callable[[], None] = lambda: None  # what it has of other engines' memory
         self._places: dict[int, bytes] = {}  # by address
         self._free: defaultdict[int, list[Buffer]] = defaultdict(list)  # by size
 
@@ -90,18 +86,7 @@ class Remote:
         return self._lease(memory, size), Loan(self._places[memory.ctypes.data], stamp)
 
     def read(self, loan: Loan, size: int) -> Future[Buffer]:
-        found: Future[Buffer] = Future()
-        threading.Thread(target=self._read, args=(found, loan, size), name="transfer", daemon=True).start()
-        return found
-
-    def forget(self) -> None:
-        """An engine is gone: nothing of its memory is kept."""
-
-    def _read(self, found: Future[Buffer], loan: Loan, size: int) -> None:
-        try:
-            found.set_result(self._fetch(loan, size))
-        except Exception as error:  # noqa: BLE001  (the reader gets it; each library has its own)
-            found.set_exception(error)
+        return in_daemon_thread(self._fetch, loan, size)
 
     def _fetch(self, loan: Loan, size: int) -> Buffer:
         memory = self._take(size)
@@ -116,6 +101,7 @@ class Remote:
         width = (1 << (size - 1).bit_length()) + STAMP
         with contextlib.suppress(IndexError):
             return self._free[width].pop()
+        memory: Buffer
         memory, place = self._agent.allocate(width)
         self._places[memory.ctypes.data] = place
         return memory
@@ -136,9 +122,9 @@ class Ring(Remote):
 
     def __init__(self, device: Device, size: int) -> None:
         super().__init__(Shared())
-        self.gpu, self.gpus = device.gpu, device.gpus
+        self.gpu, self.gpus, self.forget = device.gpu, device.gpus, device.forget
         self._device, self._size, self._lock = device, size, threading.Lock()
-        self._memory, self._handle = device.allocate(size)
+        self._memory, self._place = device.allocate(size)
         self._used: dict[int, int] = {}  # where parts begin, and end
         self._over: deque[tuple[int, Any]] = deque()  # where they begin, with their stamps: arrays end at any moment
 
@@ -147,17 +133,15 @@ class Ring(Remote):
         if at is None:
             return super().lend(size)
         stamp, loan = super().lend(1)
-        return self._part(at, size, stamp), msgspec.structs.replace(loan, handle=self._handle, at=at)
-
-    def forget(self) -> None:
-        self._device.forget()
+        place = msgspec.msgpack.encode((self._place, at))
+        return self._part(at, size, stamp), msgspec.structs.replace(loan, on_gpu=place)
 
     def _fetch(self, loan: Loan, size: int) -> Any:
-        if not loan.handle:
+        if not loan.on_gpu:
             return super()._fetch(loan, size)
         at = self._claim(size)
         into = np.empty(size, dtype=np.uint8) if at is None else self._part(at, size)
-        self._device.read(loan.handle, loan.at, into)
+        self._device.read(loan.on_gpu, into)
         super()._fetch(loan, 1)  # raises unless the memory is still lent
         return into
 
@@ -167,14 +151,10 @@ class Ring(Remote):
             while self._over:
                 begin, stamp = self._over.popleft()
                 del stamp, self._used[begin]
-            at = 0
-            for begin, end in sorted(self._used.items()):
-                if begin - at >= size:
-                    break
-                at = end
-            if at + size > self._size:
-                return None
-            self._used[at] = at + size
+            gaps = zip([0, *sorted(self._used.values())], [*sorted(self._used), self._size], strict=True)
+            at = next((begin for begin, end in gaps if end - begin >= size), None)
+            if at is not None:
+                self._used[at] = at + size
             return at
 
     def _part(self, at: int, size: int, stamp: Buffer | None = None) -> Any:

@@ -76,13 +76,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Loan(msgspec.Struct, frozen=True, array_like=True):
-    """Where another engine finds memory that is lent, and what stands behind it until it is given back. With a handle
-    the memory is a GPU's, from `at` on, and that stamp stands alone."""
+    """Where another engine finds memory that is lent, and what stands behind it until it is given back."""
 
     place: bytes
     stamp: bytes
-    handle: bytes = b""
-    at: int = 0
+    on_gpu: bytes = b""  # where pages are that stay on a GPU; their stamp stands alone then
 
 
 class Pages(msgspec.Struct, frozen=True, tag=True):

@@ -138,27 +138,25 @@ class PageMemory:
 
     def __init__(self) -> None:
         own = torch.cuda.current_device()
-        others = (each for each in range(torch.cuda.device_count()) if each != own)
-        reached = (each for each in others if torch.cuda.can_device_access_peer(own, each))
+        others, reaches = set(range(torch.cuda.device_count())) - {own}, torch.cuda.can_device_access_peer
         self._stream, self.gpu = torch.cuda.Stream(own), _uuid(own)
-        self.gpus = (self.gpu, *map(_uuid, reached))
+        self.gpus = (self.gpu, *(_uuid(each) for each in others if reaches(own, each)))
         self._opened: dict[bytes, torch.Tensor] = {}
+        self.forget = self._opened.clear
 
     def allocate(self, size: int) -> tuple[torch.Tensor, bytes]:
         memory = torch.empty(size, dtype=torch.uint8, device=self._stream.device)
         with shared_handles({"": memory}, 0) as handle:
             return memory, handle  # never freed, so that torch's count of its readers does not matter
 
-    def read(self, handle: bytes, at: int, into: torch.Tensor | npt.NDArray[np.uint8]) -> None:
+    def read(self, place: bytes, into: torch.Tensor | npt.NDArray[np.uint8]) -> None:
+        handle, at = msgspec.msgpack.decode(place, type=tuple[bytes, int])
         with torch.cuda.stream(self._stream):
             opened = self._opened.get(handle)
             if opened is None:
                 opened = self._opened[handle] = open_handles(handle)[""]
             torch.as_tensor(into).copy_(opened[at : at + len(into)], non_blocking=True)
             self._stream.synchronize()
-
-    def forget(self) -> None:
-        self._opened.clear()
 
 
 def _uuid(device: int) -> str:

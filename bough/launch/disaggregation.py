@@ -45,9 +45,7 @@ def check_disaggregation(settings: Settings) -> None:
         )
     if mode != "prefill" and settings.memory.disable_radix_cache:
         raise SettingsError(f"--disaggregation-mode {mode} keeps what arrives in the radix cache; leave it on.")
-    backend = chosen.transport
-    if backend == "cuda_ipc" and parallel.tp_size > 1:
-        raise SettingsError("--disaggregation-transfer-backend cuda_ipc is for engines without --tp-size; use auto.")
+    backend = chosen.disaggregation_transfer_backend
     if backend in ("nixl", "mooncake") and find_spec(backend) is None:
         raise SettingsError(f"--disaggregation-transfer-backend {backend} needs `pip install 'bough[{backend}]'`.")
     home_of(settings)
@@ -91,15 +89,15 @@ def open_handover(
     model = f"{settings.model.model_shape or fingerprint(spec.files)} {settings.model.json_model_override_args}"
     layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
     identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
-    parts = identity, chosen, open_transport(chosen.transport, *device_memory(settings, limits))
+    transport = open_transport(chosen.disaggregation_transfer_backend, *device_memory(settings, limits))
     if chosen.disaggregation_mode == "prefill":
         host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host
         where = f"{TCP}{f'[{host}]' if ':' in host else host}:{chosen.disaggregation_bootstrap_port}"
         link = Link(context, ToPrefill, silence_s, key_of(settings), where)
-        side = PrefillSide(executor, outbox, link, *parts)
+        side = PrefillSide(executor, outbox, link, identity, chosen, transport)
         return side, PairInbox(inbox, link, side), side
     link = Link(context, ToDecode, silence_s, key_of(settings))
-    taker = DecodeSide(executor, outbox, link, *parts, home=home_of(settings))
+    taker = DecodeSide(executor, outbox, link, identity, chosen, transport, home=home_of(settings))
     return taker, PairInbox(inbox, link, taker), outbox
 
 
@@ -110,7 +108,7 @@ def device_memory(settings: Settings, limits: Limits) -> tuple[Device | None, in
 
     chosen = settings.disaggregation
     if not chosen.device_chunks or limits.ranks > 1 or resolve_device(settings.model).type == "cpu":
-        if chosen.transport == "cuda_ipc":
-            raise SettingsError("--disaggregation-transfer-backend cuda_ipc needs a GPU; use auto.")
+        if chosen.disaggregation_transfer_backend == "cuda_ipc":
+            raise SettingsError("--disaggregation-transfer-backend cuda_ipc needs a GPU, and one alone; use auto.")
         return None, 0
     return PageMemory(), chosen.device_chunks * limits.chunk_tokens // limits.page_size * limits.copied_bytes(0)

@@ -68,7 +68,7 @@ def test_pages_of_one_process_arrive_equal_in_another(folder: Path, exporter: Ex
     there = elsewhere[: len(PROMPT)].copy()
     for number in range(3):
         loan, content = exporter.lend(number)
-        assert loan.handle and content.any()
+        assert loan.on_gpu and content.any()
         payload: Any = ring.read(loan, content.nbytes).result(PATIENCE_S)
         assert isinstance(payload, torch.Tensor if room else np.ndarray)
         assert np.array_equal(torch.as_tensor(payload).cpu().numpy(), content.ravel())

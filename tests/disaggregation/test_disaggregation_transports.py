@@ -114,7 +114,7 @@ def test_a_lender_that_dies_is_an_error_and_the_next_one_is_read(backend: str, l
 
 
 def test_a_place_that_makes_no_sense_is_an_error(reader: Remote) -> None:
-    for loan in (Loan(b"nonsense", b""), Loan(b"", b"", b"nonsense", 7)):
+    for loan in (Loan(b"nonsense", b""), Loan(b"", b"", b"nonsense")):
         assert reader.read(loan, 10).exception(PATIENCE_S) is not None
 
 

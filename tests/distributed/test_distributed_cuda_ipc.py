@@ -119,14 +119,14 @@ def test_pages_of_another_engine_are_read_where_they_are(ipc: FakeIpc, monkeypat
     assert set(ipc.counts.values()) == {0}, "nothing but the lender keeps it"
     memory.copy_(torch.arange(1000))
     for into in (torch.zeros(300, dtype=torch.uint8), np.zeros(300, dtype=np.uint8)):
-        reader.read(handle, 200, into)
+        reader.read(msgspec.msgpack.encode((handle, 200)), into)
         assert torch.equal(torch.as_tensor(into), memory[200:500]) and into[0] == 200
     assert len(ipc.opened) == 1 and not ipc.all_closed(), "it is opened once"
     assert reader._stream.synchronized == 2
     reader.forget()
     assert ipc.all_closed()
     with pytest.raises(RequestError, match="no handles of CUDA tensors"):
-        reader.read(b"nonsense", 0, memory)
+        reader.read(msgspec.msgpack.encode((b"nonsense", 0)), memory)
 
 
 def test_gpus_that_reach_each_other_are_read_too(ipc: FakeIpc, monkeypatch: pytest.MonkeyPatch) -> None:

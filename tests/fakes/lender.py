@@ -27,11 +27,12 @@ class HostDevice:
         memory, place = Shared().allocate(size)
         return memory, msgspec.msgpack.encode((place, size))
 
-    def read(self, handle: bytes, at: int, into: np.ndarray) -> None:
+    def read(self, place: bytes, into: np.ndarray) -> None:
         self.reads += 1
+        handle, at = msgspec.msgpack.decode(place)
         if handle not in self.opened:
-            place, size = msgspec.msgpack.decode(handle)
-            pid, fd = msgspec.msgpack.decode(place)
+            where, size = msgspec.msgpack.decode(handle)
+            pid, fd = msgspec.msgpack.decode(where)
             with open(f"/proc/{pid}/fd/{fd}", "r+b") as file:
                 self.opened[handle] = np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.uint8)
         into[:] = self.opened[handle][at : at + len(into)]

@@ -252,3 +252,20 @@ def test_an_engine_without_a_gpu_of_its_own_is_refused_at_the_start() -> None:
     with pytest.raises(SettingsError, match="cuda_ipc needs a GPU, and one alone; use auto"):
         device_memory(Settings.from_flat(flags), limits)
     assert device_memory(Settings.from_flat(flags | {"disaggregation_transfer_backend": "auto"}), limits) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "backend", "chunks"),
+    [
+        ("prefill", "cuda-ipc", 2),
+        ("decode", "auto", 2),
+        ("auto", "cuda_ipc", 2),
+        ("decode", "shm", 0),
+        ("null", "auto", 0),
+    ],
+)
+def test_a_gpu_keeps_memory_for_pages_on_their_way_only_in_a_pair(mode: str, backend: str, chunks: int) -> None:
+    flags = {"disaggregation_mode": mode, "disaggregation_transfer_backend": backend}
+    chosen = Settings.from_flat(flags).disaggregation
+    assert chosen.device_chunks == chunks
+    assert chosen.disaggregation_transfer_backend == backend.replace("-", "_")

@@ -196,7 +196,7 @@ class DecodeSide(Side):
             return
         payload = pages.result()
         if message.loan is not None:
-            self._link.send(known.peer, wire.Mapped(message.number))
+            self._link.send(known.peer, wire.Mapped(message.loan.stamp))
         if message.weight_version != self.weight_version:
             return  # computed with other weights
         self.counts["transferred_bytes"] += len(payload)

@@ -5,7 +5,6 @@ computes them, so they need not be held: their next owner writes later. Answers 
 the detokenizer, which does not hear of requests that decode engines have brought.
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,8 +66,7 @@ class PrefillSide(Side):
         self._of: dict[int, Room] = {}  # by handle
         self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
         self._parcels: deque[Parcel] = deque()
-        self._lent: dict[int, tuple[float, Room, Buffer]] = {}  # until when decode engines may read it
-        self._loans = itertools.count(1)
+        self._lent: dict[bytes, tuple[float, Room, Buffer]] = {}  # by its stamp; until when decode engines may read it
 
     @property
     def busy(self) -> bool:
@@ -125,13 +123,13 @@ class PrefillSide(Side):
         elif isinstance(message, wire.Cancel):
             self._let_go(message.room, "The decode engine does not wait for it any more.")
         else:
-            self._lent.pop(message.number, None)
+            self._lent.pop(message.stamp, None)
 
     def tick(self, now: float) -> None:
         if now - self._ticked_s < TICK_S:
             return
         self._ticked_s = now
-        self._lent = {number: loan for number, loan in self._lent.items() if now <= loan[0]}
+        self._lent = {stamp: loan for stamp, loan in self._lent.items() if now <= loan[0]}
         lent = {room.number: room for _, room, _ in self._lent.values()}
         for room in (lent | self._rooms).values():
             if room.claim is not None and not self._link.send(room.peer, wire.Beat(room.number)):
@@ -173,7 +171,7 @@ class PrefillSide(Side):
         self._begin(room)
 
     def _let_go(self, number: int, reason: str) -> None:
-        self._lent = {each: loan for each, loan in self._lent.items() if loan[1].number != number}
+        self._lent = {stamp: loan for stamp, loan in self._lent.items() if loan[1].number != number}
         room = self._rooms.pop(number, None)
         if room is None:
             return
@@ -192,7 +190,7 @@ class PrefillSide(Side):
         content = parcel.content
         if isinstance(message, Pages) and message.loan is not None and content is not None:
             until_s = self._clock() + self._settings.disaggregation_transfer_timeout_s
-            self._lent[message.number], content = (until_s, room, content), None
+            self._lent[message.loan.stamp], content = (until_s, room, content), None
         if room.claim is not None:  # else nobody waits for it yet
             self._link.send(room.peer, message, content)
         if isinstance(message, Failed) or (isinstance(message, Done) and not message.more):
@@ -240,7 +238,7 @@ class PrefillSide(Side):
             tickets.append(self._executor.control(CopyPagesOut(pages, view, part.group)))
             at += view.nbytes
         parts = [part for part, _ in found]
-        message = Pages(room.number, parts, self.weight_version, loan, next(self._loans), size)
+        message = Pages(room.number, parts, self.weight_version, loan, size)
         self._parcels.append(Parcel(room, message, tuple(tickets), buffer))
         self.counts["transferred_bytes"] += size
 

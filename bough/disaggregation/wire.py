@@ -60,7 +60,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 class Mapped(msgspec.Struct, frozen=True, tag=True):
     """The decode engine has the pages of some memory, which need not be lent any more."""
 
-    number: int
+    stamp: bytes
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +90,6 @@ class Pages(msgspec.Struct, frozen=True, tag=True):
     parts: list[Part]
     weight_version: str
     loan: Loan | None = None
-    number: int = 0  # of the loan
     size: int = 0
 
 

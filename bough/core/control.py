@@ -32,8 +32,8 @@ def memory_tags(tags: Sequence[str] | None) -> tuple[MemoryTag, ...]:
 
 
 class CopyPagesOut(msgspec.Struct, frozen=True, tag=True):
-    """Copies what pages hold, all layers together and the parts of all ranks side by side, to memory of the host. Where
-    each rank has memory for its own part, the buffer is the first one's."""
+    """Copies what pages hold, all layers together and the parts of all ranks side by side, to memory of the host, or to
+    a tensor of the one rank's GPU. Where each rank has memory for its own part, the buffer is the first one's."""
 
     pages: npt.NDArray[np.int32]  # [n]
     buffer: npt.NDArray[np.uint8]  # [n, Limits.copied_bytes of the group], written until the ticket is ready

@@ -102,11 +102,11 @@ class DisaggregationSettings:
     )
     disaggregation_transfer_backend: str = setting(
         "auto",
-        "how pages travel: shm between engines of one user on one host, tcp between hosts; auto takes shm where it can;"
-        " nixl or mooncake, on both engines: by that library",
-        choices=("auto", "shm", "tcp", "nixl", "mooncake"),
+        "how pages travel: cuda_ipc between engines of one user on one GPU, shm on one host, tcp between hosts; auto"
+        " takes the first that it can; nixl or mooncake, on both engines: by that library",
+        choices=("auto", "cuda_ipc", "shm", "tcp", "nixl", "mooncake"),
         instead={
-            **dict.fromkeys(("mori", "ascend", "cuda_ipc"), "Bough has no such transport; auto takes shm or tcp."),
+            **dict.fromkeys(("mori", "ascend"), "Bough has no such transport; auto takes shm or tcp."),
             "mooncake_tcp": "Set MC_FORCE_TCP=1 and use mooncake.",
         },
     )
@@ -121,3 +121,9 @@ class DisaggregationSettings:
     disaggregation_transfer_timeout_s: float = setting(30.0, "silence after which a transfer has failed", low=2.0)
     disaggregation_decode_enable_radix_cache: bool = setting(False, "accepted for SGLang's users; it is always on")
     disaggregation_decode_polling_interval: int = setting(1, "accepted for SGLang's users; nothing is polled", low=1)
+
+    @property
+    def device_chunks(self) -> int:
+        """Chunks of prompts for which a GPU has memory beside the KV cache, on their way between engines."""
+        in_pair = self.disaggregation_mode != "null"
+        return 2 if in_pair and self.disaggregation_transfer_backend in ("auto", "cuda_ipc") else 0

@@ -58,6 +58,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         raise SettingsError(f"{f.name} must be {TYPE_WORDS[plain]}, got {value!r}.")
     if f.name in SECRETS and not str(value).strip():
         raise SettingsError(f"{f.name} is empty, which would guard nothing; give a key, or leave it out.")
+    if isinstance(value, str) and value.replace("-", "_") in (meta["choices"] or ()):
+        value = value.replace("-", "_")  # as flags may have either
     if meta["choices"] is not None and value not in meta["choices"]:
         near = nearest(value, meta["choices"]) if isinstance(value, str) else None
         hint = meta["instead"].get(value) or (f"Did you mean {near!r}?" if near else "")

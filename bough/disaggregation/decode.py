@@ -8,6 +8,7 @@ Then the request goes on behind its first token as one that was retracted does.
 import logging
 import secrets
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,7 @@ class DecodeSide(Side):
         super().__init__(*parts)
         self._home = home
         self._rooms: dict[int, Receiving] = {}
-        self._copies: list[tuple[Ticket, Buffer]] = []  # whose memory is still read
+        self._copies: list[tuple[Ticket, Buffer]] = []  # by what is still read
 
     @property
     def busy(self) -> bool:
@@ -80,6 +81,7 @@ class DecodeSide(Side):
             msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
             wire.neighbours(),
             self._settings.disaggregation_transfer_backend,
+            self._transport.gpus,
         )
         if not self._link.send(receiving.peer, claim):
             self._fail(room, Failed(room, f"There is no prefill engine at {receiving.peer}."))
@@ -108,8 +110,8 @@ class DecodeSide(Side):
         if payload is not None:
             pages = Future()
             pages.set_result(payload)
-        elif isinstance(message, Pages):
-            pages = self._transport.read(message.place, message.size)
+        elif isinstance(message, Pages) and message.loan is not None:
+            pages = self._transport.read(message.loan, message.size)
         known.arrived.append((message, pages))
         self._take(message.room, known, now)
 
@@ -129,6 +131,7 @@ class DecodeSide(Side):
                 self._take_answer(known.request, message)
 
     def lost(self, peer: str) -> None:
+        self._transport.forget()
         for room in [room for room, known in self._rooms.items() if known.peer == peer]:
             self._fail(room, Failed(room, f"The prefill engine at {peer} is gone."))
 
@@ -192,8 +195,8 @@ class DecodeSide(Side):
             self._fail(message.room, Failed(message.room, f"Shared memory cannot be read ({error}); use tcp."))
             return
         payload = pages.result()
-        if message.place:
-            self._link.send(known.peer, wire.Mapped(message.number))
+        if message.loan is not None:
+            self._link.send(known.peer, wire.Mapped(message.loan.stamp))
         if message.weight_version != self.weight_version:
             return  # computed with other weights
         self.counts["transferred_bytes"] += len(payload)
@@ -201,10 +204,10 @@ class DecodeSide(Side):
         for part in message.parts:
             width = self._limits.copied_bytes(part.group)
             content = payload[at : at + part.count * width].reshape(part.count, width)
-            at += content.size
-            self._store(request, part, content)
+            at += content.nbytes
+            self._copies += [(ticket, payload) for ticket in self._store(request, part, content)]
 
-    def _store(self, request: Request, part: Part, content: Buffer) -> None:
+    def _store(self, request: Request, part: Part, content: Buffer) -> Iterator[Ticket]:
         cache, end = self._batch.cache, part.first + part.count
         key = request.tokens[: end * cache.page_size]
         known = len(cache.tree.pages_of(key, request.namespace)[0])
@@ -216,5 +219,4 @@ class DecodeSide(Side):
         offered = [np.zeros(end, dtype=np.int32) for _ in (None, *cache.groups)]
         offered[part.group][part.first :] = np.arange(1, part.count + 1)
         for group, places, pages in cache.place(key, request.namespace, offered, whole=True, priority=request.priority):
-            command = CopyPagesIn(pages, content, group, places - 1)
-            self._copies.append((self._executor.control(command), content))
+            yield self._executor.control(CopyPagesIn(pages, content, group, places - 1))

@@ -22,7 +22,7 @@ from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
 from bough.core.parallel_settings import DisaggregationSettings
 from bough.core.plan import Executor
-from bough.disaggregation.transports import open_transport
+from bough.disaggregation.transports import Remote
 from bough.disaggregation.wire import Buffer, Identity
 from bough.messages.channels import TCP, Receiver, use_key
 from bough.messages.outputs import WEIGHT_VERSION
@@ -41,12 +41,17 @@ class Side(Handover):
     """What both sides of a pair have in common."""
 
     def __init__(
-        self, executor: Executor, outbox: Outbox, link: Link, identity: Identity, settings: DisaggregationSettings
+        self,
+        executor: Executor,
+        outbox: Outbox,
+        link: Link,
+        identity: Identity,
+        settings: DisaggregationSettings,
+        transport: Remote,
     ) -> None:
         super().__init__()
         self._executor, self._outbox, self._link, self._identity = executor, outbox, link, identity
-        self._settings, self._limits = settings, executor.limits()
-        self._transport = open_transport(settings.disaggregation_transfer_backend)
+        self._settings, self._transport, self._limits = settings, transport, executor.limits()
         self._rooms: Mapping[int, Any] = {}
         self._passing: list[tuple[Request, FinishAbort | None]] = []
 

@@ -5,7 +5,6 @@ computes them, so they need not be held: their next owner writes later. Answers 
 the detokenizer, which does not hear of requests that decode engines have brought.
 """
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ class Room:
     until_s: float  # when claim and request must have met
     claim: Claim | None = None
     peer: Any = None
-    lent: bool = False  # the decode engine reads pages from memory
+    gpus: tuple[str, ...] | None = None  # whose memory the decode engine can read; None: not even the host's
     request: Request | None = None
     next_page: int = 0  # the first that has not been sent
     tokens: int = 0  # that the decode engine knows of; forced ones behind them may be computed here too
@@ -67,8 +66,7 @@ class PrefillSide(Side):
         self._of: dict[int, Room] = {}  # by handle
         self._handle, self._ticked_s = first_handle(FOREIGN), 0.0
         self._parcels: deque[Parcel] = deque()
-        self._lent: dict[int, tuple[float, Buffer]] = {}  # until when decode engines may read it
-        self._loans = itertools.count(1)
+        self._lent: dict[bytes, tuple[float, Room, Buffer]] = {}  # by its stamp; until when decode engines may read it
 
     @property
     def busy(self) -> bool:
@@ -123,33 +121,38 @@ class PrefillSide(Side):
         if isinstance(message, Claim):
             self._claim(peer, message)
         elif isinstance(message, wire.Cancel):
-            self._let_go(self._rooms.get(message.room), "The decode engine does not wait for it any more.")
+            self._let_go(message.room, "The decode engine does not wait for it any more.")
         else:
-            self._lent.pop(message.number, None)
+            self._lent.pop(message.stamp, None)
 
     def tick(self, now: float) -> None:
         if now - self._ticked_s < TICK_S:
             return
         self._ticked_s = now
-        self._lent = {number: loan for number, loan in self._lent.items() if now <= loan[0]}
-        for room in list(self._rooms.values()):
+        self._lent = {stamp: loan for stamp, loan in self._lent.items() if now <= loan[0]}
+        lent = {room.number: room for _, room, _ in self._lent.values()}
+        for room in (lent | self._rooms).values():
             if room.claim is not None and not self._link.send(room.peer, wire.Beat(room.number)):
-                self._let_go(room, "The decode engine is gone.")
+                self._let_go(room.number, "The decode engine is gone.")
             elif now > room.until_s and (room.claim is None or room.request is None):
                 reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."
                 self._link.send(room.peer, Failed(room.number, reason))
-                self._let_go(room, reason)
+                self._let_go(room.number, reason)
 
     def _claim(self, peer: Any, claim: Claim) -> None:
         objection = self._identity.objection(claim.identity)
         chosen = [self._settings.disaggregation_transfer_backend, claim.backend]
         backend = max(chosen, key=lambda each: each != "auto")
         library, near = backend in LIBRARIES, claim.neighbours == wire.neighbours()
+        on_gpu = near and self._transport.gpu in claim.gpus
         if chosen[0] != chosen[1] and (library or "auto" not in chosen):
             words = "The two engines were told to use different --disaggregation-transfer-backend"
             objection = f"{words} ({chosen[0]} and {chosen[1]})."
         elif backend == "shm" and not near:
             objection = "The two engines cannot share memory (another host or user); use the transfer backend tcp."
+        elif backend == "cuda_ipc" and not on_gpu:
+            reason = "another host, user or GPU, or none"
+            objection = f"The two engines cannot share a GPU's memory ({reason}); use the transfer backend auto."
         if objection:
             self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
             return
@@ -158,7 +161,8 @@ class PrefillSide(Side):
             return
         room = self._room(claim.room)
         room.claim, room.peer = msgspec.structs.replace(claim, request=None), peer
-        room.lent = library or (backend != "tcp" and near)
+        if library or (backend != "tcp" and near):
+            room.gpus = claim.gpus if on_gpu else ()
         if claim.request is not None:
             self._handle += 1
             self._of[self._handle] = room
@@ -166,10 +170,11 @@ class PrefillSide(Side):
             self._link.requests.append(msgspec.structs.replace(claim.request, **place))
         self._begin(room)
 
-    def _let_go(self, room: Room | None, reason: str) -> None:
+    def _let_go(self, number: int, reason: str) -> None:
+        self._lent = {stamp: loan for stamp, loan in self._lent.items() if loan[1].number != number}
+        room = self._rooms.pop(number, None)
         if room is None:
             return
-        del self._rooms[room.number]
         self.counts["failed_transfers"] += 1
         if room.request is not None:
             self._passing.append((room.request, FinishAbort(reason, 504, "AbortError")))
@@ -183,9 +188,9 @@ class PrefillSide(Side):
         if self._rooms.get(room.number) is not room:
             return
         content = parcel.content
-        if isinstance(message, Pages) and message.place and content is not None:
+        if isinstance(message, Pages) and message.loan is not None and content is not None:
             until_s = self._clock() + self._settings.disaggregation_transfer_timeout_s
-            self._lent[message.number], content = (until_s, content), None
+            self._lent[message.loan.stamp], content = (until_s, room, content), None
         if room.claim is not None:  # else nobody waits for it yet
             self._link.send(room.peer, message, content)
         if isinstance(message, Failed) or (isinstance(message, Done) and not message.more):
@@ -225,15 +230,15 @@ class PrefillSide(Side):
 
     def _pack(self, room: Room, found: Sequence[tuple[Part, IntArray]]) -> None:
         size = sum(part.count * self._limits.copied_bytes(part.group) for part, _ in found)
-        buffer, place = self._transport.lend(size) if room.lent else (np.empty(size, dtype=np.uint8), b"")
+        buffer, loan = (np.empty(size, np.uint8), None) if room.gpus is None else self._transport.lend(size, room.gpus)
         tickets, at = [], 0
         for part, pages in found:
             width = self._limits.copied_bytes(part.group)
             view = buffer[at : at + part.count * width].reshape(part.count, width)
             tickets.append(self._executor.control(CopyPagesOut(pages, view, part.group)))
-            at += view.size
+            at += view.nbytes
         parts = [part for part, _ in found]
-        message = Pages(room.number, parts, self.weight_version, place, next(self._loans), size)
+        message = Pages(room.number, parts, self.weight_version, loan, size)
         self._parcels.append(Parcel(room, message, tuple(tickets), buffer))
         self.counts["transferred_bytes"] += size
 

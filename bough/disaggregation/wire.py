@@ -48,6 +48,7 @@ class Claim(msgspec.Struct, frozen=True, tag=True):
     request: Generate | None = None  # None: a router sends it
     neighbours: str = ""  # whose memory it can share; empty: pages go over the connection
     backend: str = "auto"
+    gpus: tuple[str, ...] = ()  # UUIDs of those whose memory it can read, of neighbours
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +60,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 class Mapped(msgspec.Struct, frozen=True, tag=True):
     """The decode engine has the pages of some memory, which need not be lent any more."""
 
-    number: int
+    stamp: bytes
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -74,14 +75,21 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class Loan(msgspec.Struct, frozen=True, array_like=True):
+    """Where another engine finds memory that is lent, and what stands behind it until it is given back."""
+
+    place: bytes
+    stamp: bytes
+    on_gpu: bytes = b""  # where pages are that stay on a GPU; their stamp stands alone then
+
+
 class Pages(msgspec.Struct, frozen=True, tag=True):
     """The parts stand back to back in the second frame, or in memory that is lent (`transports`)."""
 
     room: int
     parts: list[Part]
     weight_version: str
-    place: bytes = b""
-    number: int = 0  # of the loan
+    loan: Loan | None = None
     size: int = 0
 
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Tensors in a GPU's memory that another process of the same user reads where they are: CUDA's handles, as JSON.
 
 torch expects one reader of each storage that it shares, which takes one off a count when it lets go; memory that its
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from bough.core.errors import RequestError
@@ -128,6 +130,33 @@ def _gathered(tensors: Mapping[str, torch.Tensor], below: int) -> dict[str, torc
             tensor = held[name]
             held[name] = bucket[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return held
+
+
+class PageMemory:
+    """Memory of this process's GPU that other engines read, and theirs. To open it takes time, so that it stays open:
+    until then it is not freed, even if its owner has ended."""
+
+    def __init__(self) -> None:
+        own = torch.cuda.current_device()
+        others, reaches = set(range(torch.cuda.device_count())) - {own}, torch.cuda.can_device_access_peer
+        self._stream, self.gpu = torch.cuda.Stream(own), _uuid(own)
+        self.gpus = (self.gpu, *(_uuid(each) for each in others if reaches(own, each)))
+        self._opened: dict[bytes, torch.Tensor] = {}
+        self.forget = self._opened.clear
+
+    def allocate(self, size: int) -> tuple[torch.Tensor, bytes]:
+        memory = torch.empty(size, dtype=torch.uint8, device=self._stream.device)
+        with shared_handles({"": memory}, 0) as handle:
+            return memory, handle  # never freed, so that torch's count of its readers does not matter
+
+    def read(self, place: bytes, into: torch.Tensor | npt.NDArray[np.uint8]) -> None:
+        handle, at = msgspec.msgpack.decode(place, type=tuple[bytes, int])
+        with torch.cuda.stream(self._stream):
+            opened = self._opened.get(handle)
+            if opened is None:
+                opened = self._opened[handle] = open_handles(handle)[""]
+            torch.as_tensor(into).copy_(opened[at : at + len(into)], non_blocking=True)
+            self._stream.synchronize()
 
 
 def _uuid(device: int) -> str:

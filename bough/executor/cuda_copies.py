@@ -83,7 +83,7 @@ class PageCopies:
         numbers = staging.pinned_bytes(8 * len(command.pages)).view(torch.int64).copy_(torch.from_numpy(command.pages))
         with torch.cuda.stream(self._stream):
             pages = numbers.to(self._device, non_blocking=True)
-        host, steps = torch.from_numpy(command.buffer), torch.cuda.current_stream(self._device)
+        host, steps = torch.as_tensor(command.buffer), torch.cuda.current_stream(self._device)
         slots = np.arange(len(pages), dtype=np.int32) if command.slots is None else command.slots
         began, ended, event = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         copy = PageCopy(self.bring, self._pool.groups[command.group], pages, slots, host, began, ended, event)
@@ -94,7 +94,8 @@ class PageCopies:
         else:
             if self._asked or self._due:  # the pages may be among those
                 self.begin_step(by_layer=False)
-            staged = command.slots is None and host.numel() > 0 and not host.is_pinned()
+            on_host = isinstance(command.buffer, np.ndarray)
+            staged = on_host and command.slots is None and host.numel() > 0 and not host.is_pinned()
             self._copy_out(copy, command.beside, staged)
         return copy
 

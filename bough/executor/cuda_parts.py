@@ -318,6 +318,8 @@ def build_cuda(
         kept = (DRAFTED_ROWS + STEP_DRAFTS) if step.drafts else 0
         others += kept * sum(states.layers) * 2 * states.channels * loaded.dtype.itemsize
     others += step.row_bytes() + attention_bytes(loaded, settings, rows)
+    if loaded.topology.tp_size == 1:
+        others += settings.disaggregation.device_chunks * chunk * sum(per_token)
     if config.media is not None:
         others += (settings.memory.mm_cache_size_mb << 20) + ENCODER_BYTES
     size = sizing.size_gpu_cache(

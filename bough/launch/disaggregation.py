@@ -17,7 +17,8 @@ from bough.messages.requests import Bootstrap
 if TYPE_CHECKING:
     import zmq
 
-    from bough.core.plan import Executor
+    from bough.core.plan import Executor, Limits
+    from bough.disaggregation.transports import Device
     from bough.messages.channels import Receiver
     from bough.scheduler.handover import Handover
     from bough.scheduler.ports import Inbox, Outbox
@@ -78,6 +79,7 @@ def open_handover(
     from bough.disaggregation.decode import DecodeSide
     from bough.disaggregation.link import Link, PairInbox
     from bough.disaggregation.prefill import PrefillSide
+    from bough.disaggregation.transports import open_transport
     from bough.disaggregation.wire import Identity, ToDecode, ToPrefill
 
     limits = executor.limits()
@@ -87,12 +89,26 @@ def open_handover(
     model = f"{settings.model.model_shape or fingerprint(spec.files)} {settings.model.json_model_override_args}"
     layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
     identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
+    transport = open_transport(chosen.disaggregation_transfer_backend, *device_memory(settings, limits))
     if chosen.disaggregation_mode == "prefill":
         host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host
         where = f"{TCP}{f'[{host}]' if ':' in host else host}:{chosen.disaggregation_bootstrap_port}"
         link = Link(context, ToPrefill, silence_s, key_of(settings), where)
-        side = PrefillSide(executor, outbox, link, identity, chosen)
+        side = PrefillSide(executor, outbox, link, identity, chosen, transport)
         return side, PairInbox(inbox, link, side), side
     link = Link(context, ToDecode, silence_s, key_of(settings))
-    taker = DecodeSide(executor, outbox, link, identity, chosen, home=home_of(settings))
+    taker = DecodeSide(executor, outbox, link, identity, chosen, transport, home=home_of(settings))
     return taker, PairInbox(inbox, link, taker), outbox
+
+
+def device_memory(settings: Settings, limits: Limits) -> tuple[Device | None, int]:
+    """For pages that stay on GPUs on their way, and how much of it; None where they do not."""
+    from bough.distributed.cuda_ipc import PageMemory
+    from bough.executor.build import resolve_device
+
+    chosen = settings.disaggregation
+    if not chosen.device_chunks or limits.ranks > 1 or resolve_device(settings.model).type == "cpu":
+        if chosen.disaggregation_transfer_backend == "cuda_ipc":
+            raise SettingsError("--disaggregation-transfer-backend cuda_ipc needs a GPU, and one alone; use auto.")
+        return None, 0
+    return PageMemory(), chosen.device_chunks * limits.chunk_tokens // limits.page_size * limits.copied_bytes(0)

@@ -5,7 +5,6 @@ further processes serve on the same socket. Slow work runs in threads, so the po
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
@@ -23,6 +22,7 @@ import uvloop
 from bough.client.handle import RequestWatcher
 from bough.core.child_environment import settle_garbage
 from bough.core.custom_code import check_server_code
+from bough.core.daemon_thread import in_daemon_thread
 from bough.core.errors import EngineDeadError
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
@@ -91,17 +91,7 @@ def run_server(spec: ChildSpec, announce: Callable[..., None], at_parents_end: l
 
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of `work` in a daemon thread: the process may end while it is in a long download."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()
-
-    def call() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True, name="bough-aside").start()
-    return await asyncio.wrap_future(future)
+    return await asyncio.wrap_future(in_daemon_thread(work))
 
 
 class Serving(ABC):

@@ -3,9 +3,8 @@ pickled. Names are the checkpoint's; tensors may be a part of the model's."""
 
 import base64
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from bough.core.control import WEIGHTS_GROUP
+from bough.core.daemon_thread import in_daemon_thread
 from bough.core.errors import RequestError
 from bough.core.files import shared_file
 from bough.distributed.cuda_ipc import shared_handles
@@ -64,8 +64,10 @@ class TrainerGroup:
         self._ask, self._name, self._backend = ask, group_name, backend
         store = open_store(address, port, world_size, timeout_s, first=True)
         place = {"master_address": address, "master_port": store.port, "rank_offset": 1, "world_size": world_size}
-        asked = _beside(ask, "init_weights_update_group", {**place, "group_name": group_name, "backend": backend})
-        meeting = _beside(WeightsGroup, store, group_name, 0, world_size, backend, timeout_s)
+        asked = in_daemon_thread(
+            ask, "init_weights_update_group", {**place, "group_name": group_name, "backend": backend}
+        )
+        meeting = in_daemon_thread(WeightsGroup, store, group_name, 0, world_size, backend, timeout_s)
         wait((asked, meeting), return_when=FIRST_EXCEPTION)
         for each in (asked, meeting) if asked.done() else (meeting, asked):  # the engine's reason, where it has one
             each.result()
@@ -81,7 +83,7 @@ class TrainerGroup:
             "shapes": [list(tensor.shape) for tensor in tensors.values()],
             "group_name": self._name,
         }
-        asked = _beside(self._ask, "update_weights_from_distributed", {**fields, **options})
+        asked = in_daemon_thread(self._ask, "update_weights_from_distributed", {**fields, **options})
         try:
             for tensor in tensors.values():
                 self._group.broadcast(tensor, lambda: not asked.done())
@@ -99,20 +101,6 @@ class TrainerGroup:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _beside(act: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """What it returns. Its thread does not keep the process from ending."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act(*arguments))
-        except Exception as error:  # noqa: BLE001  (raised where the result is taken)
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _plain(named_tensors: NamedTensors) -> dict[str, torch.Tensor]:

@@ -97,7 +97,7 @@ def test_an_engine_that_ends_is_missed_and_one_that_comes_back_is_found(ends: En
 
 def test_a_listening_engine_finds_out_when_it_sends(ends: Ends) -> None:
     prefill, _ = ends.sides
-    ends.decode.send(ends.where, Mapped(number=3))
+    ends.decode.send(ends.where, Mapped(b"3"))
     ends.until(lambda: prefill.heard)
     peer = prefill.heard[0][0]
     assert ends.prefill.send(peer, Beat(3))

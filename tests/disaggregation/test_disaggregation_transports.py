@@ -18,16 +18,15 @@ import pytest
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
 from bough.core.parallel_settings import DisaggregationSettings
-from bough.disaggregation import link
 from bough.disaggregation.transports import Remote, open_transport
-from bough.disaggregation.wire import Buffer
+from bough.disaggregation.wire import Buffer, Loan
 from tests.disaggregation.test_disaggregation_pair import prompt_of
 from tests.fakes.engine_pair import EnginePair
 from tests.fakes.executor import FakeExecutor, oracle
-from tests.fakes.lender import lend
+from tests.fakes.lender import lend, transport_of
 
 PATIENCE_S = 120.0
-NEEDS = {"shm": "mmap", "nixl": "nixl._api", "mooncake": "mooncake.engine"}
+NEEDS = {"shm": "mmap", "nixl": "nixl._api", "mooncake": "mooncake.engine", "ring": "mmap", "cuda_ipc": "torch"}
 
 
 # -- each transport, between processes ---------------------------------------------------------------------------------
@@ -40,11 +39,11 @@ class Lender:
         self.process = context.Process(target=lend, args=(other, backend), daemon=True)
         self.process.start()
 
-    def lend(self, number: int, size: int) -> bytes:
+    def lend(self, number: int, size: int) -> Loan:
         self._connection.send((number, size))
         assert self._connection.poll(PATIENCE_S)
-        place: bytes = self._connection.recv()
-        return place
+        loan: Loan = self._connection.recv()
+        return loan
 
     def take_back(self, number: int) -> None:
         self.lend(number, 0)
@@ -54,7 +53,9 @@ class Lender:
         self.process.join()
 
 
-@pytest.fixture(scope="module", params=NEEDS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.gpu if name == "cuda_ipc" else ()) for name in NEEDS]
+)
 def backend(request: pytest.FixtureRequest) -> str:
     try:
         importlib.import_module(NEEDS[request.param])
@@ -65,7 +66,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def reader(backend: str) -> Remote:
-    return open_transport(backend)
+    return transport_of(backend)
 
 
 @pytest.fixture
@@ -113,7 +114,8 @@ def test_a_lender_that_dies_is_an_error_and_the_next_one_is_read(backend: str, l
 
 
 def test_a_place_that_makes_no_sense_is_an_error(reader: Remote) -> None:
-    assert reader.read(b"nonsense", 10).exception(PATIENCE_S) is not None
+    for loan in (Loan(b"nonsense", b""), Loan(b"", b"", b"nonsense")):
+        assert reader.read(loan, 10).exception(PATIENCE_S) is not None
 
 
 def test_a_library_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +155,16 @@ Make = Callable[..., tuple[EnginePair, Agent]]
 
 
 @pytest.fixture
-def make_pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make_pair() -> Iterator[Make]:
     agents = []
 
     def make(**options: Any) -> tuple[EnginePair, Agent]:
         agent = Agent()
         agents.append(agent)
-        monkeypatch.setattr(link, "open_transport", lambda backend: Remote(agent))
         settings = DisaggregationSettings(disaggregation_transfer_backend="nixl")
         size = {"pages": 1024, "chunk_tokens": 8, "context_length": 512}
-        return EnginePair(lambda: FakeExecutor(**size), settings=settings, **{"backend": "nixl", **options}), agent
+        parts = {"backend": "nixl", "transport": lambda: Remote(agent), **options}
+        return EnginePair(lambda: FakeExecutor(**size), settings=settings, **parts), agent
 
     yield make
     for agent in agents:

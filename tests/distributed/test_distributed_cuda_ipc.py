@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from bough.core.errors import RequestError
-from bough.distributed.cuda_ipc import BEGINNING, open_handles, shared_handles
+from bough.distributed.cuda_ipc import BEGINNING, PageMemory, open_handles, shared_handles
 from bough.rl import shared_tensors
 from tests.fakes.cuda_ipc import FakeIpc
 
@@ -94,3 +97,43 @@ def test_a_trainers_tensors_stay_on_its_gpu(ipc: FakeIpc, monkeypatch: pytest.Mo
         found, mode = open_handles(Path(path).read_bytes()), Path(path).stat().st_mode
     assert len(ipc.shared) == 3 and torch.equal(found["turned"], TENSORS["turned"])
     assert mode & 0o777 == 0o600 and not Path(path).exists()
+
+
+class HostStream:
+    device = torch.device("cpu")
+
+    def __init__(self, device: int) -> None:
+        self.synchronized = 0
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+
+def test_pages_of_another_engine_are_read_where_they_are(ipc: FakeIpc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Stream", HostStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    lender, reader = PageMemory(), PageMemory()
+    assert lender.gpu in reader.gpus
+    memory, handle = lender.allocate(1000)
+    assert set(ipc.counts.values()) == {0}, "nothing but the lender keeps it"
+    memory.copy_(torch.arange(1000))
+    for into in (torch.zeros(300, dtype=torch.uint8), np.zeros(300, dtype=np.uint8)):
+        reader.read(msgspec.msgpack.encode((handle, 200)), into)
+        assert torch.equal(torch.as_tensor(into), memory[200:500]) and into[0] == 200
+    assert len(ipc.opened) == 1 and not ipc.all_closed(), "it is opened once"
+    assert reader._stream.synchronized == 2
+    reader.forget()
+    assert ipc.all_closed()
+    with pytest.raises(RequestError, match="no handles of CUDA tensors"):
+        reader.read(msgspec.msgpack.encode((b"nonsense", 0)), memory)
+
+
+def test_gpus_that_reach_each_other_are_read_too(ipc: FakeIpc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "Stream", HostStream)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device}"))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: other != 2)
+    memory = PageMemory()
+    assert memory.gpu == "GPU-1" and memory.gpus == ("GPU-1", "GPU-0", "GPU-3")

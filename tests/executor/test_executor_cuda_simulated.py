@@ -660,6 +660,21 @@ def test_a_gpu_copies_in_pieces_to_scattered_places(
     assert steps.waited - before == (layers if parts > 1 and not group else 1)
 
 
+@pytest.mark.parametrize("group", [0, 1])
+def test_pages_that_go_to_another_engine_of_the_gpu_stay_there(group: int, steps: NoStream) -> None:
+    pool = KVPool(RECURRENT, (32, 32), 2, torch.float16, CPU, Topology())
+    of_group, copies = pool.groups[group], cuda_copies.PageCopies(pool, CPU, ALONE)
+    wanted = torch.randint(0, 100, (33, of_group.page_bytes), dtype=torch.uint8)
+    of_group.write_pages(torch.arange(33), wanted)
+    pages, others = np.array([3, 1, 7], dtype=np.int32), np.array([20, 9, 30], dtype=np.int32)
+    content: Any = torch.zeros(3, of_group.page_bytes, dtype=torch.uint8)
+    copies.start(CopyPagesOut(pages, content, group)).wait()
+    assert torch.equal(content, of_group.read_pages(torch.from_numpy(pages))) and content.any()
+    assert not copies._hands_out, "no thread of the host touches them"
+    copies.start(CopyPagesIn(others, content, group, np.array([2, 0, 1], dtype=np.int32))).wait()
+    assert torch.equal(of_group.read_pages(torch.from_numpy(others)), content[[2, 0, 1]])
+
+
 class LateStream(NoStream):
     """What is scattered to pages here is written when the steps wait for an event behind it, and not before."""
 

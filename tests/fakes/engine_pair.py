@@ -16,6 +16,7 @@ from bough.core.plan import Executor
 from bough.core.settings import MemorySettings
 from bough.disaggregation.decode import DecodeSide
 from bough.disaggregation.prefill import PrefillSide
+from bough.disaggregation.transports import Remote, Shared
 from bough.disaggregation.wire import Identity, ToDecode, ToPrefill
 from bough.messages.outputs import StepOutput
 from bough.messages.requests import Bootstrap, Generate
@@ -89,6 +90,7 @@ class EnginePair:
         home: Bootstrap | None = None,
         shared: bool = False,
         backend: str | None = None,
+        transport: Callable[[], Remote] = lambda: Remote(Shared()),
         unlike: dict[str, Any] | None = None,
         memory: MemorySettings | None = None,
         **scheduler: Any,
@@ -99,15 +101,14 @@ class EnginePair:
         self.prefill_link, self.decode_link = FakeLink(self.to_decode), FakeLink(self.to_prefill)
 
         def prefill_side(executor: Executor, outbox: Outbox) -> tuple[PrefillSide, Outbox]:
-            link: Any = self.prefill_link
-            side = PrefillSide(executor, Deaf(outbox), link, identity_of(executor), settings, clock=lambda: self.now)
+            parts = Deaf(outbox), self.prefill_link, identity_of(executor), settings, transport()
+            side = PrefillSide(executor, *parts, clock=lambda: self.now)
             return side, side
 
         def decode_side(executor: Executor, outbox: Outbox) -> tuple[DecodeSide, Outbox]:
-            link: Any = self.decode_link
             identity = msgspec.structs.replace(identity_of(executor), **(unlike or {}))
             own = replace(settings, disaggregation_transfer_backend=backend or ("auto" if shared else "tcp"))
-            return DecodeSide(executor, outbox, link, identity, own, home=home), outbox
+            return DecodeSide(executor, outbox, self.decode_link, identity, own, transport(), home=home), outbox
 
         self.prefill = Bench(make(), handover=prefill_side, **scheduler)
         self.decode = Bench(decode_executor or make(), handover=decode_side, memory=memory, **scheduler)

@@ -18,7 +18,7 @@ class Ernie45(ModelFamily):
 
 class Helium(Ernie45):
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"mlp_bias": config.boolean("mlp_bias"), "output_bias": False}
+        return {"output_bias": False}
 
 
 class Ernie45Moe(Ernie45):

@@ -22,7 +22,6 @@ class Granite(ModelFamily):
             "norm_eps": config.number("rms_norm_eps", 1e-6) / added**2,
             "query_scale": config.number("attention_multiplier", 1.0),
             "logit_scale": 1.0 / config.number("logits_scaling", 1.0),
-            "mlp_bias": config.boolean("mlp_bias"),
         }
 
 
@@ -52,7 +51,6 @@ def expert_names(moe: MoEConfig) -> Names:
 
 
 KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
-MAMBA_PARTS = ("norm", "out_proj", "A_log", "D", "dt_bias")
 
 
 class GraniteMoeHybrid(Granite):
@@ -83,7 +81,7 @@ class GraniteMoeHybrid(Granite):
 
     def names(self, config: ModelConfig) -> Names:
         theirs, shared = "model.layers.*", "model.layers.*.mlp.shared_experts"
-        found: dict[str, Any] = {f"{theirs}.mamba.{part}": f"{theirs}.self_attn.{part}" for part in MAMBA_PARTS}
+        found: dict[str, Any] = {f"{theirs}.mamba.": f"{theirs}.self_attn."}
         if config.moe is not None:
             found.update(expert_names(config.moe))
             inner = config.moe.shared_size

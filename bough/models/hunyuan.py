@@ -37,4 +37,4 @@ def _of_all_layers(config: Fields, name: str) -> int:
 
 class HunYuan3(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"moe": corrected_experts(config), "qk_norm": True, "mlp_bias": config.boolean("mlp_bias")}
+        return {"moe": corrected_experts(config), "qk_norm": True}

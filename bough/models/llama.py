@@ -13,9 +13,6 @@ from bough.models.fields import Fields
 class Llama(ModelFamily):
     gguf_interleaved = True
 
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"mlp_bias": config.boolean("mlp_bias")}
-
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp does not tell Mistral apart, and Mixtral only by its experts."""
         return {"architectures": ["MixtralForCausalLM"]} if meta.get(".expert_count", 0) else {}
@@ -23,22 +20,21 @@ class Llama(ModelFamily):
 
 class Cwm(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"mlp_bias": config.boolean("mlp_bias"), **window_fields(config, lambda layer: layer % 4 != 0)}
+        return window_fields(config, lambda layer: layer % 4 != 0)
 
 
 class SeedOss(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"output_bias": config.boolean("attention_out_bias"), "mlp_bias": config.boolean("mlp_bias")}
+        return {"output_bias": config.boolean("attention_out_bias")}
 
 
 class SmolLM3(ModelFamily):
     gguf_interleaved = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        unrotated = unrotated_layers(config)
-        slide = config.boolean("use_sliding_window")
+        unrotated, slide = unrotated_layers(config), config.boolean("use_sliding_window")
         windows = window_fields(config, lambda layer: unrotated[layer]) if slide else {}
-        return {"unrotated_layers": unrotated, "mlp_bias": config.boolean("mlp_bias"), **windows}
+        return {"unrotated_layers": unrotated, **windows}
 
 
 def unrotated_layers(config: Fields) -> tuple[bool, ...]:
@@ -55,7 +51,7 @@ class Arcee(ModelFamily):
     activations = PLAIN
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}
+        return {"mlp": "plain"}
 
 
 class Jais2(Arcee):

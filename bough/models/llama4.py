@@ -15,7 +15,6 @@ from bough.models.llama import unrotated_layers
 from bough.models.names import Names, fused_experts, nested, projections_apart
 
 GGUF_UNNORMED = 128  # experts of the one whose heads have no norms
-PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class Llama4(ModelFamily):
@@ -46,12 +45,11 @@ class Llama4(ModelFamily):
 
     def names(self, config: ModelConfig) -> Names:
         theirs, ours = "model.layers.*.feed_forward", "model.layers.*.mlp"
-        dense = {f"{theirs}.{part}": f"{ours}.{part}" for part in PARTS}
-        shared = {f"{theirs}.shared_expert.{part}": f"{ours}.shared_experts.{part}" for part in PARTS}
+        others = {f"{theirs}.shared_expert.": f"{ours}.shared_experts.", f"{theirs}.": f"{ours}."}
         assert config.moe is not None
         experts = fused_experts(f"{theirs}.experts", config.moe, transposed=True)
         heads = projections_apart(config, neighbours=True)
-        return nested({**heads, **dense, **shared, **experts, f"{theirs}.router": f"{ours}.gate"})
+        return nested({**heads, **experts, f"{theirs}.router": f"{ours}.gate", **others})
 
 
 def _experts(config: Fields, dense: tuple[bool, ...]) -> MoEConfig:

@@ -42,7 +42,6 @@ class NemotronH(ModelFamily):
             "attention_layers": attends,
             "rope": NO_ROPE,
             "mlp": "plain",
-            "mlp_bias": config.boolean("mlp_bias"),
         }
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:

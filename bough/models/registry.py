@@ -157,9 +157,8 @@ def build_model(
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
-    from bough.layers.schemes.plain import PlainTable
+    from bough.layers.schemes.plain import PlainTable, ShardedTable
     from bough.layers.schemes.registry import experts_for, head_for, scheme_for
-    from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
     from bough.layers.spread import SpreadExperts
 

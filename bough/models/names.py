@@ -31,8 +31,8 @@ class Piece:
 
 
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
-# such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many; others,
-# and beginnings before it, count first.
+# such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many, of
+# which the longest counts, where no other name does.
 Names = Mapping[str, str | Piece | Sequence[Piece]]
 GgufNames = dict[str, Sequence[Piece]]  # of a GGUF file
 
@@ -134,7 +134,7 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
                 else:
                     parts.setdefault(target, {})[piece.place] = at
             continue
-        prefix = next((prefix for prefix in prefixes if whole.startswith(prefix)), None)
+        prefix = max(filter(whole.startswith, prefixes), key=len, default=None)
         if prefix is not None:
             rest = name.split(".", prefix.count("."))[-1]
             found[_numbered(prefixes[prefix], numbers) + rest] = Stored(name)

@@ -12,7 +12,7 @@ from bough.attention.base import IndexQueries, LatentSpec
 from bough.attention.context import ForwardContext
 from bough.core.model_config import IndexConfig, ModelConfig
 from bough.kernels.ops import WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
 from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.rope import RopeTable
@@ -21,7 +21,7 @@ from bough.layers.weights import WeightSlot, slots_of
 INNER_EPS = 1e-6  # of the norms between projections and of the index, whatever the model's others have
 
 
-class LatentAttention:
+class LatentAttention(Products):
     """Attention of one layer, with this rank's share of the heads."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
@@ -85,15 +85,13 @@ class LatentAttention:
         return self._output(attended, ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._down.slots(prefix)
+        yield from super().slots(prefix)
         if self._query_up is not None:
             yield from slots_of(prefix, q_a_layernorm=self._query_norm)
-            yield from self._query_up.slots(prefix)
         yield from slots_of(prefix, kv_a_layernorm=self._latent_norm)
         if self._index is not None:
             yield from slots_of(prefix, indexer=self._index)
         yield WeightSlot(f"{prefix}kv_b_proj.weight", self._spec.weight.flatten(0, 1), (self._made,))
-        yield from self._output.slots(prefix)
 
 
 class SparseIndex:

@@ -17,13 +17,13 @@ from bough.core.model_config import ModelConfig, MoEConfig
 from bough.distributed.group import ALONE, AttentionGroup
 from bough.kernels.activation.reference import PLAIN
 from bough.kernels.ops import Activation, NormedSum, Router, WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
 from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
 
 
-class GatedMLP:
+class GatedMLP(Products):
     """down(activation(gate(x)) * up(x)), the inner width shared among ranks."""
 
     def __init__(self, config: ModelConfig, placement: Placement, size: int | None = None) -> None:
@@ -45,12 +45,8 @@ class GatedMLP:
         gated, total = self._gate_up.gated_after(inputs, self.activation, self._down.gate, ctx)
         return self._down(gated, ctx), total
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._gate_up.slots(prefix)
-        yield from self._down.slots(prefix)
 
-
-class PlainMLP:
+class PlainMLP(Products):
     """down(activation(up(x))), the inner width shared among ranks."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
@@ -63,10 +59,6 @@ class PlainMLP:
         """The block over the norm of x + residual; returns the result and that sum."""
         inner, total = self._up.after(inputs, ctx)
         return self._down(self._activate(inner), ctx), total
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._up.slots(prefix)
-        yield from self._down.slots(prefix)
 
 
 class MoE:

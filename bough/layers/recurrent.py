@@ -13,7 +13,7 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear, features
 from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
@@ -31,7 +31,7 @@ class Shares:
         self.keys = features(topology.kv_slice_of(whole.key_heads, "recurrent key heads"), whole.key_dim)
 
 
-class RecurrentLayer:
+class RecurrentLayer(Products):
     """A subclass says in `_mix` what becomes of the projection: of its first part, which is convolved and holds all
     channels, and of the others."""
 
@@ -88,7 +88,7 @@ class RecurrentLayer:
         return states.advance(self._ops.recurrence_, (q, k, v, decay, beta), (matrices,), ctx.batch.states)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._input.slots(prefix)
+        yield from super().slots(prefix)
         first = 0
         for part in self._convolved:
             name, own = part.name.replace("_proj", "_conv1d"), slice(first, first + part.size)
@@ -96,7 +96,6 @@ class RecurrentLayer:
             if self._conv_bias is not None:
                 yield WeightSlot(f"{prefix}{name}.bias", self._conv_bias[own], (part.held,))
             first = own.stop
-        yield from self._output.slots(prefix)
 
 
 def rate_slot(name: str, rates: torch.Tensor, *index: slice) -> WeightSlot:
@@ -225,8 +224,6 @@ class KimiDelta(RecurrentLayer):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().slots(prefix)
-        yield from self._steps.slots(prefix)
-        yield from self._gates.slots(prefix)
         yield from slots_of(prefix, o_norm=self._norm)
         yield rate_slot(f"{prefix}A_log", self._rates[None, None], slice(None), slice(None), self._shares.heads)
         yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (self._shares.values,))

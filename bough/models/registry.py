@@ -19,8 +19,7 @@ from bough.core.files import table_beside
 from bough.core.model_config import ModelConfig
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
-from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
-from bough.models.transformers_source import MULTIMODAL, usual_fields, writers
+from bough.models.transformers_family import ARCHITECTURE, MULTIMODAL, TransformersFamily, usual_fields, writers
 
 if TYPE_CHECKING:
     import torch

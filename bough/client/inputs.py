@@ -197,7 +197,7 @@ class InputReader:
             raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
         prompts: list[Prompt] = []
         for i, sampling in enumerate(samplings):
-            logprobs = _logprob_request(*(columns[name][i] for name in LOGPROBS), columns["ids"][i])
+            logprobs = _logprob_request(*(columns[name][i] for name in (*LOGPROBS, "ids")))
             session = _session(columns["session_params"][i], logprobs)
             if session is not None and session.rid is not None and self._tokenizer is not None:
                 begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning

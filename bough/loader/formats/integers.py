@@ -16,8 +16,8 @@ from bough.loader.quantization import Quantization
 from bough.loader.source import Index, SafetensorsSource, StoredRows
 
 WORDS = ".qweight"  # how the names of AWQ's and GPTQ's integers end
-PER_WORD = 8
-# Where in a word the outputs stand that come first, second and so on.
+PER_WORD = 8  # of AWQ's
+# Where in one of these the outputs stand that come first, second and so on.
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 PACKED = ".weight_packed"
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")

@@ -39,8 +39,7 @@ class SplitAttention(AttentionBackend):
         self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
     ) -> torch.Tensor:
         def run(backend: AttentionBackend, part: slice) -> torch.Tensor:
-            own = None if index is None else index.cut(part)
-            return backend.run_latent(q[part], latents[part], layer, pool, own)
+            return backend.run_latent(q[part], latents[part], layer, pool, index and index.cut(part))
 
         return self._run(len(q), run)
 
@@ -62,12 +61,9 @@ def cut_rows(batch: AttentionBatch, first: int, last: int) -> AttentionBatch:
     begin, end = int(batch.query_starts[first]), int(batch.query_starts[last])
     return replace(
         batch,
-        rows=batch.rows[first:last],
-        lengths=batch.lengths[first:last],
+        **{name: getattr(batch, name)[first:last] for name in ("rows", "lengths", "query_lens", "context_lens")},
         decodes=max(0, min(batch.decodes, last) - first),
-        query_lens=batch.query_lens[first:last],
         query_starts=batch.query_starts[first : last + 1] - begin,
-        context_lens=batch.context_lens[first:last],
         slots=tuple(slots[begin:end] for slots in batch.slots),
         positions=batch.positions[..., begin:end],
     )

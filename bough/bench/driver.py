@@ -1,15 +1,22 @@
-"""Sends a load and records what becomes of each request.
+"""Sends a load and records what becomes of each request, in several processes where one cannot keep up with a fast
+server. All of a run use one start on the monotonic clock, so their records join.
 
-All processes of a run use one start on the monotonic clock, so their records join.
+Processes are forked, which hands over what cannot be pickled. A fork needs a process without threads, so progress bars
+are made after it.
 """
 
 import asyncio
 import contextlib
 import itertools
+import multiprocessing
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
@@ -17,9 +24,12 @@ import uvloop
 from bough.bench import backends
 from bough.bench.backends import Arrival, Conversation, Prompt, Record, RequestTemplate, Turn
 from bough.bench.http_client import HttpClient, HttpFailure
-from bough.bench.processes import OnProgress
+from bough.core.errors import EngineDeadError
 from bough.gateway.upstream_response import EventReader
 
+T = TypeVar("T")
+OnProgress = Callable[[int], object]  # so many requests have been answered
+_task: list[Any] = []  # of a forked process: the work, and where its progress goes
 LEAD_S = 0.5  # from starting client processes to their first request
 
 
@@ -102,3 +112,28 @@ async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, tu
     except (HttpFailure, msgspec.DecodeError, AttributeError, TypeError) as error:  # the last two: not such JSON
         record.error = str(error)
     return record
+
+
+def run_parts(count: int, work: Callable[[int, OnProgress], T], make_on_progress: Callable[[], OnProgress]) -> list[T]:
+    """The results of `work(part, on_progress)`. `make_on_progress` is called once all have started."""
+    if count == 1:
+        return [work(0, make_on_progress())]
+    context = multiprocessing.get_context("fork")
+    answered = context.SimpleQueue()
+    with ProcessPoolExecutor(count, context, _task.extend, ([work, answered.put],)) as pool:
+        parts = [pool.submit(_run, part) for part in range(count)]
+        on_progress = make_on_progress()
+        reader = threading.Thread(target=lambda: [on_progress(more) for more in iter(answered.get, None)])
+        reader.start()
+        try:
+            return [part.result() for part in parts]
+        except BrokenProcessPool:
+            raise EngineDeadError("A client process of the benchmark has died.") from None
+        finally:
+            answered.put(None)
+            reader.join()
+
+
+def _run(part: int) -> Any:
+    work, on_progress = _task
+    return work(part, on_progress)

@@ -19,10 +19,9 @@ from tqdm import tqdm
 
 from bough.bench.backends import BACKENDS, Api, Arrival, Conversation, Record, RequestTemplate, Turn, first_history
 from bough.bench.datasets import DATASETS, make_dataset
-from bough.bench.driver import LEAD_S, Target, drive, poisson_arrivals
+from bough.bench.driver import LEAD_S, OnProgress, Target, drive, poisson_arrivals, run_parts
 from bough.bench.http_client import HttpClient, ServerError, reaching
 from bough.bench.metrics import draw_png, headline, html_report, require_matplotlib, summarise, text_report
-from bough.bench.processes import OnProgress, run_parts
 from bough.core.errors import SettingsError
 from bough.core.setting_checks import flag_of, json_object, require_above_zero, require_counts
 from bough.tokenizer.tokenizer import Tokenizer

@@ -93,6 +93,14 @@ class Inputs:
     metered: bool = True
 
 
+LOGPROBS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
+# Arguments that many prompts may have a list of, one for each.
+OF_PROMPTS = (
+    *LOGPROBS, "sampling_params", "extra_key", "cache_salt", "pooling", "lora_path", "custom_logit_processor",
+    "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "session_params",
+)  # fmt: skip
+
+
 class InputReader:
     """Knows the tokenizer, the model's sampling defaults and the seed for requests without one."""
 
@@ -146,6 +154,7 @@ class InputReader:
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
         match holds for what comes after the `thinking`. `media` are those of a single prompt, in its order."""
+        given = locals()
         if input_embeds is None:
             _check_count(prompt, input_ids, limit)
             ids, many = self._token_ids(prompt, input_ids)
@@ -160,24 +169,11 @@ class InputReader:
         if nested_ids and not many:
             problem = "token_ids_logprob is a list of lists, which is for many prompts"
             raise RequestError(f"{problem}; give one prompt a list of token ids.", field="token_ids_logprob")
-        columns = {
-            "sampling_params": _column(sampling_params, count, many, "sampling_params"),
+        columns = {name: _column(given[name], count, many, name) for name in OF_PROMPTS} | {
             "rid": _rids(rid, count, many),
-            "return_logprob": _column(return_logprob, count, many, "return_logprob"),
-            "start": _column(logprob_start_len, count, many, "logprob_start_len"),
-            "top": _column(top_logprobs_num, count, many, "top_logprobs_num"),
             "ids": _column(token_ids_logprob, count, many and nested_ids, "token_ids_logprob", shared=not nested_ids),
-            "extra_key": _column(extra_key, count, many, "extra_key"),
-            "cache_salt": _column(cache_salt, count, many, "cache_salt"),
-            "pooling": _column(pooling, count, many, "pooling"),
             "bootstrap": _bootstraps(bootstrap_host, bootstrap_port, bootstrap_room, count, many),
-            "adapter": _column(lora_path, count, many, "lora_path"),
             "sources": read_columns({"image": image_data, "video": video_data, "audio": audio_data}, count, many),
-            "processor": _column(custom_logit_processor, count, many, "custom_logit_processor"),
-            "return_hidden_states": _column(return_hidden_states, count, many, "return_hidden_states"),
-            "return_routed_experts": _column(return_routed_experts, count, many, "return_routed_experts"),
-            "experts_start": _column(routed_experts_start_len, count, many, "routed_experts_start_len"),
-            "session": _column(session_params, count, many, "session_params"),
         }
         if priority is not None and not (_is_int(priority) and -INT64_MAX - 1 <= priority <= INT64_MAX):
             text = f"priority must be a 64-bit whole number (-2**63 to 2**63 - 1), got {priority!r}."
@@ -201,8 +197,8 @@ class InputReader:
             raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
         prompts: list[Prompt] = []
         for i, sampling in enumerate(samplings):
-            logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
-            session = _session(columns["session"][i], logprobs)
+            logprobs = _logprob_request(*(columns[name][i] for name in (*LOGPROBS, "ids")))
+            session = _session(columns["session_params"][i], logprobs)
             if session is not None and session.rid is not None and self._tokenizer is not None:
                 begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
                 bodies[i]["ids"] = bodies[i]["ids"][int(begun.any()) :]
@@ -210,11 +206,11 @@ class InputReader:
             if len(brings) > 1:
                 text = "return_hidden_states and return_routed_experts cannot be had at once; ask for one of them."
                 raise RequestError(text, field="return_routed_experts")
-            start = columns["experts_start"][i] or 0
+            start = columns["routed_experts_start_len"][i] or 0
             if not _is_int(start) or not 0 <= start <= (len(bodies[i]["ids"]) if session is None else INT32_MAX):
                 text = f"routed_experts_start_len must be 0 to the number of the prompt's tokens, got {start!r}."
                 raise RequestError(text, field="routed_experts_start_len")
-            namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "adapter")))
+            namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "lora_path")))
             seed = self._seed(sampling, resumption)
             base_rid = columns["rid"][i] or uuid.uuid4().hex
             shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
@@ -235,12 +231,12 @@ class InputReader:
                         resumption=resumption,
                         thinking=marks,
                         bad_words=banned_runs,
-                        custom_logit_processor=_processor(columns["processor"][i]),
+                        custom_logit_processor=_processor(columns["custom_logit_processor"][i]),
                         warnings=tuple(warnings),
                         dp_rank=dp_rank,
                         pooling=brings[0] if brings else columns["pooling"][i],
                         bootstrap=_of_sample(columns["bootstrap"][i], sample),
-                        adapter=columns["adapter"][i] or "",
+                        adapter=columns["lora_path"][i] or "",
                         sources=(*columns["sources"][i], *media),
                         session=session,
                         experts_start=start,

@@ -17,6 +17,8 @@ from bough.sampling.adjust import adjust
 from bough.sampling.masks import BatchMasks, maskable
 from bough.sampling.state import SamplingState
 
+COLUMNS = ("random", "temperature", "top_k", "top_p", "min_p", "seed", "generated")  # tensors that never move
+
 
 class NativeSampler:
     """Draws tokens for the rows of a state."""
@@ -26,19 +28,12 @@ class NativeSampler:
         self._fits = state.vocab_size <= MAX_VOCABULARY
         self._rows, self._mask_lines = np.zeros((2, len(state.flags.random)), dtype=np.int32)
         self._scratch = aligned_bytes(pool.sampling_scratch_bytes(state.vocab_size) if self._fits else 0)
-        columns = state.parameters  # tensors that never move
         self._job = Sampling(
             vocabulary=state.vocab_size,
             rows=self._rows.ctypes.data,
-            random=columns.random.data_ptr(),
-            temperature=columns.temperature.data_ptr(),
-            top_k=columns.top_k.data_ptr(),
-            top_p=columns.top_p.data_ptr(),
-            min_p=columns.min_p.data_ptr(),
-            seed=columns.seed.data_ptr(),
-            generated=columns.generated.data_ptr(),
             scratch=self._scratch.ctypes.data,
             mask_lines=self._mask_lines.ctypes.data,
+            **{name: getattr(state.parameters, name).data_ptr() for name in COLUMNS},
         )
 
     def __call__(self, logits: torch.Tensor, rows: IntArray, masks: BatchMasks | None = None) -> Drawn:

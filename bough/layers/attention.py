@@ -15,13 +15,13 @@ from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.kernels.norm_rope_store.reference import QKNormRope, norm_rope_store_
 from bough.kernels.ops import WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear, features
 from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot
 
 
-class SelfAttention:
+class SelfAttention(Products):
     """Attention of one layer, with this rank's share of the heads."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement, inputs: int | None = None) -> None:
@@ -150,10 +150,7 @@ class SelfAttention:
         return ctx.attention.run(q, k, v, spec, pool)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._qkv.slots(prefix)
-        if self._gate is not None:
-            yield from self._gate.slots(prefix)
-        yield from self._output.slots(prefix)
+        yield from super().slots(prefix)
         if self._norms is not None:
             yield from self._norms[0].slots(f"{prefix}q_norm.")
         if self._norms is not None and not self._shares:

@@ -14,7 +14,7 @@ from bough.core.model_config import ModelConfig
 from bough.kernels.ops import WithSum
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
-from bough.layers.moe import make_mlp
+from bough.layers.mlp import make_mlp
 from bough.layers.norm import NO_NORM, Inputs, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.recurrent import RecurrentLayer

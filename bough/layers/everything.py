@@ -4,15 +4,11 @@ from bough.attention.context import ForwardContext
 from bough.layers.attention import SelfAttention
 from bough.layers.blocks import Block, ParallelBlock, PostNormBlock, PreNormBlock, SandwichBlock, SingleBlock
 from bough.layers.embedding import Embedding, Head
-from bough.layers.gated_delta_net import GatedDeltaNet
-from bough.layers.kimi_delta import KimiDelta
 from bough.layers.linear import ColumnLinear, RowLinear
-from bough.layers.mamba2 import Mamba2
-from bough.layers.mlp import GatedMLP, PlainMLP
-from bough.layers.moe import MoE, make_mlp
+from bough.layers.mlp import GatedMLP, MoE, PlainMLP, make_mlp
 from bough.layers.norm import NO_NORM, LayerNorm, RmsNorm, make_norm
 from bough.layers.placement import Placement
-from bough.layers.short_conv import ShortConv
+from bough.layers.recurrent import GatedDeltaNet, KimiDelta, Mamba2, ShortConv
 from bough.layers.weights import WeightSlot, slots_of
 
 __all__ = [

@@ -3,25 +3,25 @@
 Every rank stores the latents of all tokens, and has the matrices and queries of its own heads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from bough.attention.base import LatentSpec
+from bough.attention.base import IndexQueries, LatentSpec
 from bough.attention.context import ForwardContext
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import IndexConfig, ModelConfig
 from bough.kernels.ops import WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
 from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.sparse_index import SparseIndex
+from bough.layers.rope import RopeTable
 from bough.layers.weights import WeightSlot, slots_of
 
-INNER_EPS = 1e-6  # of the norms between projections, whatever the model's others have
+INNER_EPS = 1e-6  # of the norms between projections and of the index, whatever the model's others have
 
 
-class LatentAttention:
+class LatentAttention(Products):
     """Attention of one layer, with this rank's share of the heads."""
 
     def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
@@ -85,12 +85,39 @@ class LatentAttention:
         return self._output(attended, ctx), total
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._down.slots(prefix)
+        yield from super().slots(prefix)
         if self._query_up is not None:
             yield from slots_of(prefix, q_a_layernorm=self._query_norm)
-            yield from self._query_up.slots(prefix)
         yield from slots_of(prefix, kv_a_layernorm=self._latent_norm)
         if self._index is not None:
             yield from slots_of(prefix, indexer=self._index)
         yield WeightSlot(f"{prefix}kv_b_proj.weight", self._spec.weight.flatten(0, 1), (self._made,))
-        yield from self._output.slots(prefix)
+
+
+class SparseIndex:
+    """The index of one layer which chooses, with its norm and its share in the projections. `rope` is that of the
+    layer. Its heads are few and small: every rank has all of them, so that all choose the same tokens."""
+
+    def __init__(self, index: IndexConfig, layer: int, rope: RopeTable, placement: Placement) -> None:
+        self._layer, self._rope = layer, rope
+        self._shape = (index.heads, index.head_dim)
+        self.of_hidden = (
+            Columns("indexer.wk", slice(0, index.head_dim)),
+            Columns("indexer.weights_proj", slice(0, index.heads)),
+        )
+        self.of_query = Columns("indexer.wq_b", slice(0, index.heads * index.head_dim))
+        self._weight, self._bias = placement.empty(index.head_dim), placement.empty(index.head_dim)
+        self._index_store_ = placement.ops.index_store_
+
+    def __call__(
+        self, queries: torch.Tensor, of_hidden: Sequence[torch.Tensor], slots: torch.Tensor, ctx: ForwardContext
+    ) -> IndexQueries:
+        """Stores the keys; what the attention chooses by."""
+        q, (keys, weights) = queries.view(len(queries), *self._shape), of_hidden
+        rope, positions, cache = self._rope, ctx.batch.positions, ctx.pool.index_keys[self._layer]
+        self._index_store_(q, keys, self._weight, self._bias, INNER_EPS, rope.cos, rope.sin, positions, slots, cache)
+        return IndexQueries(q, weights)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}k_norm.weight", self._weight)
+        yield WeightSlot(f"{prefix}k_norm.bias", self._bias)

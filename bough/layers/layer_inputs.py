@@ -7,7 +7,7 @@ import torch
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.embedding import Embedding
-from bough.layers.linear import ColumnLinear, Columns
+from bough.layers.linear import ColumnLinear, Columns, Products
 from bough.layers.norm import Inputs, RmsNorm, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of
@@ -38,7 +38,7 @@ class LayerInputs:
         yield from self._norm.slots(f"{prefix}per_layer_projection_norm.")
 
 
-class LayerEnd:
+class LayerEnd(Products):
     """Adds a product of the layer's inputs, gated by the hidden states, and multiplies all with the layer's scale."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
@@ -66,7 +66,6 @@ class LayerEnd:
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         if self._scale is not None:
             yield WeightSlot(f"{prefix}layer_scalar", self._scale)
+        yield from super().slots(prefix)
         if self._inputs:
-            yield from self._gate.slots(prefix)
-            yield from self._product.slots(prefix)
             yield from slots_of(prefix, post_per_layer_input_norm=self._norm)

@@ -14,7 +14,7 @@ from bough.attention.context import ForwardContext
 from bough.kernels.ops import Activation, NormedSum, WithSum
 from bough.layers.norm import Inputs
 from bough.layers.placement import Placement
-from bough.layers.schemes.base import Gate, GatedRows, Part, Rows
+from bough.layers.schemes.base import Gate, GatedRows, LinearWeight, Part, Rows
 from bough.layers.weights import WeightSlot
 
 
@@ -35,7 +35,25 @@ def features(heads: slice, head_dim: int) -> slice:
     return slice(heads.start * head_dim, heads.stop * head_dim)
 
 
-class ColumnLinear:
+class Linear:
+    """A product with a weight that is kept by some scheme."""
+
+    _weight: LinearWeight
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._weight.slots(prefix)
+
+
+class Products:
+    """A layer that is filled by its products, whose matrices stand under its own prefix."""
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for part in vars(self).values():
+            if isinstance(part, Linear):
+                yield from part.slots(prefix)
+
+
+class ColumnLinear(Linear):
     """Several checkpoint matrices with the same input, stacked to a single product; outputs stand side by side."""
 
     def __init__(self, in_features: int, columns: Sequence[Columns], bias: bool, placement: Placement) -> None:
@@ -62,11 +80,8 @@ class ColumnLinear:
         gate_up, total = self.after(inputs, ctx)
         return gate(gate_up, activation), total
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._weight.slots(prefix)
 
-
-class RowLinear:
+class RowLinear(Linear):
     """One checkpoint matrix of which this rank multiplies the inputs `held`; the ranks' results are summed."""
 
     def __init__(self, name: str, held: slice, out_features: int, bias: bool, placement: Placement) -> None:
@@ -82,6 +97,3 @@ class RowLinear:
 
     def __call__(self, x: Rows, ctx: ForwardContext) -> torch.Tensor:
         return self._all_reduce(self._weight.linear(x, ctx))
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._weight.slots(prefix)

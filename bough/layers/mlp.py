@@ -1,21 +1,29 @@
-"""The feed-forward part of a block, with a gate or without."""
+"""The feed-forward part of a block: an MLP, with a gate or without, or a mixture of experts, which has a router, the
+experts that it chooses among, and those that every token passes.
+
+The inner width of an MLP, and of each expert, is shared among ranks; the router is on every rank.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.errors import ModelError
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import ModelConfig, MoEConfig
+from bough.distributed.group import ALONE, AttentionGroup
 from bough.kernels.activation.reference import PLAIN
-from bough.kernels.ops import Activation, WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
-from bough.layers.norm import Inputs
+from bough.kernels.ops import Activation, NormedSum, Router, WithSum
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
+from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
-from bough.layers.weights import WeightSlot
+from bough.layers.weights import WeightSlot, slots_of
 
 
-class GatedMLP:
+class GatedMLP(Products):
     """down(activation(gate(x)) * up(x)), the inner width shared among ranks."""
 
     def __init__(self, config: ModelConfig, placement: Placement, size: int | None = None) -> None:
@@ -37,12 +45,8 @@ class GatedMLP:
         gated, total = self._gate_up.gated_after(inputs, self.activation, self._down.gate, ctx)
         return self._down(gated, ctx), total
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._gate_up.slots(prefix)
-        yield from self._down.slots(prefix)
 
-
-class PlainMLP:
+class PlainMLP(Products):
     """down(activation(up(x))), the inner width shared among ranks."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
@@ -56,6 +60,112 @@ class PlainMLP:
         inner, total = self._up.after(inputs, ctx)
         return self._down(self._activate(inner), ctx), total
 
+
+class MoE:
+    """The weighted sum of some experts of each token, plus that of the shared experts."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig, placement: Placement) -> None:
+        if config.activation not in ("silu", "gelu_tanh"):
+            raise ModelError(f"Experts have the activation silu or gelu_tanh here, not {config.activation}.")
+        self._moe = moe
+        self._activation = config.activation
+        bias = placement.empty(moe.experts).float() if moe.correction_bias else None
+        logit_bias = placement.empty(moe.experts) if moe.biases else None
+        self._router = Router(placement.empty(moe.experts, config.hidden_size), bias, logit_bias)
+        self._experts = placement.make_experts(config.hidden_size, moe, placement)
+        # One exchange between ranks for routed and shared experts together.
+        alone = replace(placement, ranks=ALONE)
+        self._all_reduce = placement.ranks.all_reduce
+        apart = moe.shared_size and not self._experts.has_shared
+        self._shared = GatedMLP(config, alone, moe.shared_size) if apart else None
+        self._add_gated = placement.ops.add_gated
+        self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
+
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        x, residual, norm = inputs
+        if norm.rms is not None:
+            summed = NormedSum(x, residual, norm.rms)
+            out, normed, total = self._experts.after_norm(summed, self._router, self._activation, ctx)
+        else:
+            normed, total = inputs.taken(ctx)
+            out = self._experts(normed, self._router, self._activation, ctx)
+        if self._shared is not None:
+            shared = self._shared(Inputs(normed), ctx)[0]
+            out = self._add_gated(out, shared, normed, self._shared_gate)
+        return self._all_reduce(out), total
+
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._up.slots(prefix)
-        yield from self._down.slots(prefix)
+        yield WeightSlot(f"{prefix}gate.weight", self._router.weight)
+        if self._router.logit_bias is not None:
+            yield WeightSlot(f"{prefix}gate.bias", self._router.logit_bias)
+        if self._router.bias is not None:
+            yield WeightSlot(f"{prefix}gate.e_score_correction_bias", self._router.bias)
+        yield from self._experts.slots(f"{prefix}experts.")
+        if self._shared is not None:
+            yield from self._shared.slots(f"{prefix}shared_experts.")
+        if self._shared_gate is not None:
+            yield WeightSlot(f"{prefix}shared_expert_gate.weight", self._shared_gate)
+
+
+class ExpertsBesideMLP:
+    """The sum of an MLP and of experts, each after a norm and before another; the router has a norm of its own."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig, placement: Placement) -> None:
+        self._mlp = GatedMLP(config, placement)
+        self._activation = self._mlp.activation
+        names = ("mlp_norm", "experts_input_norm", "experts_norm", "router_norm")
+        self._norms = {name: make_norm(config, placement) for name in names}
+        self._router = placement.empty(moe.experts, config.hidden_size)
+        self._expert_scale = placement.empty(moe.experts)
+        self._experts = placement.make_experts(config.hidden_size, moe, placement)
+        self._all_reduce, self._linear = placement.ranks.all_reduce, placement.ops.linear
+
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        out, total = self._mlp(inputs, ctx)
+        normed, routed = (self._norms[name](total, None, ctx)[0] for name in ("experts_input_norm", "router_norm"))
+        logits = self._linear(routed, self._router, None).float() * routed.shape[1] ** -0.5
+        found = self._experts.by_logits(normed, logits, self._expert_scale, self._activation, ctx)
+        found = self._norms["experts_norm"](self._all_reduce(found), None, ctx)[0]
+        return self._norms["mlp_norm"](out, None, ctx)[0] + found, total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._mlp.slots(prefix)
+        yield from slots_of(prefix, **self._norms)
+        yield WeightSlot(f"{prefix}gate.weight", self._router)
+        yield WeightSlot(f"{prefix}gate.expert_scale", self._expert_scale)
+        yield from self._experts.slots(f"{prefix}experts.")
+
+
+class AcrossGroups:
+    """A block that the ranks of all attention groups share: it gets the tokens of all."""
+
+    def __init__(self, block: Block, group: AttentionGroup | None) -> None:
+        self._block, self._group = block, group
+
+    def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
+        """The block over the norm of x + residual; returns the result and that sum."""
+        total = inputs.x if inputs.residual is None else inputs.x + inputs.residual
+        assert self._group is not None, "shapes alone compute nothing"
+        out = self._block(Inputs(self._group.gather_rows(total), None, inputs.norm), ctx)[0]
+        return self._group.own_rows(out), total
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        return self._block.slots(prefix)
+
+
+Block = GatedMLP | PlainMLP | MoE | ExpertsBesideMLP | AcrossGroups
+
+
+def make_mlp(config: ModelConfig, layer: int, placement: Placement) -> Block:
+    """What this layer of the model has behind its attention."""
+    moe = config.experts_of(layer)
+    sent = moe is not None and placement.spread.options.all_to_all  # which reaches the ranks of all groups by itself
+    if placement.topology.dp_size > 1 and not sent:
+        return AcrossGroups(make_mlp(config, layer, placement.all_groups), placement.group)
+    if moe is not None and moe.beside_mlp:
+        return ExpertsBesideMLP(config, moe, placement)
+    if moe is not None:
+        return MoE(config, moe, placement)
+    return GatedMLP(config, placement) if config.mlp == "gated" else PlainMLP(config, placement)

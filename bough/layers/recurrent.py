@@ -1,21 +1,22 @@
-"""What recurrent layers share: a projection, a short convolution over the tokens, a state, and the way back.
-
-The layer owns weights; the states of requests live in the pool. It stands where attention does in a block.
+"""Recurrent layers, which stand where attention does in a block: gated short convolutions (LFM2), Mamba 2, gated delta
+nets (Qwen3-Next) and Kimi's delta attention. All have a projection, a short convolution over the tokens, a state, and
+the way back. A layer owns weights; the states of requests live in the pool.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.kernels.ops import WithSum
-from bough.layers.linear import ColumnLinear, Columns, RowLinear, features
-from bough.layers.norm import Inputs
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear, features
+from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
-from bough.layers.weights import WeightSlot
+from bough.layers.weights import WeightSlot, slots_of
 
 
 class Shares:
@@ -30,7 +31,7 @@ class Shares:
         self.keys = features(topology.kv_slice_of(whole.key_heads, "recurrent key heads"), whole.key_dim)
 
 
-class RecurrentLayer:
+class RecurrentLayer(Products):
     """A subclass says in `_mix` what becomes of the projection: of its first part, which is convolved and holds all
     channels, and of the others."""
 
@@ -87,7 +88,7 @@ class RecurrentLayer:
         return states.advance(self._ops.recurrence_, (q, k, v, decay, beta), (matrices,), ctx.batch.states)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self._input.slots(prefix)
+        yield from super().slots(prefix)
         first = 0
         for part in self._convolved:
             name, own = part.name.replace("_proj", "_conv1d"), slice(first, first + part.size)
@@ -95,7 +96,6 @@ class RecurrentLayer:
             if self._conv_bias is not None:
                 yield WeightSlot(f"{prefix}{name}.bias", self._conv_bias[own], (part.held,))
             first = own.stop
-        yield from self._output.slots(prefix)
 
 
 def rate_slot(name: str, rates: torch.Tensor, *index: slice) -> WeightSlot:
@@ -105,3 +105,125 @@ def rate_slot(name: str, rates: torch.Tensor, *index: slice) -> WeightSlot:
         rates[first : first + len(band)] = -band.float().exp()
 
     return WeightSlot(name, rates, index, store=store)
+
+
+class ShortConv(RecurrentLayer):
+    """A gated short convolution: one gate before it and one behind it. Its state is the last few tokens alone."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        own = Shares(config, placement.topology)
+        x, *gates = (Columns(f"{part}_proj", own.values) for part in "xbc")
+        super().__init__(config, layer, placement, own, (x,), gates, bias=own.shape.bias)
+
+    def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
+        x, before, behind = parts
+        return behind * self._convolve(before * x, ctx, silu=False)
+
+
+class Mamba2(RecurrentLayer):
+    """A recurrence that forgets and adds, at a rate that each token chooses, behind a gate. Its keys and queries are
+    known as B and C, its rates as time steps."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        own = Shares(config, placement.topology)
+        convolved = (Columns("x_proj", own.values), Columns("b_proj", own.keys), Columns("c_proj", own.keys))
+        others = (Columns("z_proj", own.values), Columns("dt_proj", own.heads))
+        super().__init__(config, layer, placement, own, convolved, others, bias=own.shape.bias)
+        self._widths = [part.size for part in convolved]
+        self._norm = placement.empty(self._widths[0])
+        self._groups = own.whole.key_heads  # a norm is taken of each group's values
+        self._norm_groups = placement.topology.kv_slice_of(self._groups, "parts of the Mamba norm")
+        self._sum_up = placement.ranks.all_reduce if self._groups < placement.topology.tp_size else None
+        self._replicas = placement.topology.tp_size // self._groups
+        self._rates, self._d, self._dt_bias = (placement.empty(own.shape.heads).float() for _ in range(3))
+
+    def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
+        inner, z, dt = parts
+        x, key, query = torch.split(self._convolve(inner, ctx), self._widths, dim=1)
+        steps = F.softplus(dt + self._dt_bias).clamp(*self._shape.step_limits)
+        heads = x.float().view(len(x), self._shape.heads, -1)
+        found = self._recur((query, key, heads * steps[..., None]), self._rates * steps, None, ctx)
+        gated = (found + heads * self._d[:, None]).flatten(1) * F.silu(z)
+        of_group = gated.view(len(x), self._norm_groups.stop - self._norm_groups.start, -1)
+        normed = of_group * torch.rsqrt(self._squares(of_group)[..., None] + self._shape.norm_eps)
+        return normed.flatten(1).to(z.dtype) * self._norm
+
+    def _squares(self, of_group: torch.Tensor) -> torch.Tensor:
+        """The mean square of each group, of which a rank has several, or a part of one."""
+        own = of_group.pow(2).mean(-1)
+        if self._sum_up is None:
+            return own
+        of_all = own.new_zeros(len(own), self._groups)
+        of_all[:, self._norm_groups] = own / self._replicas
+        return self._sum_up(of_all)[:, self._norm_groups]
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from super().slots(prefix)
+        heads = self._shares.heads
+        yield rate_slot(f"{prefix}A_log", self._rates, heads)
+        yield WeightSlot(f"{prefix}norm.weight", self._norm, (self._shares.values,))
+        yield WeightSlot(f"{prefix}D", self._d, (heads,))
+        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (heads,))
+
+
+class GatedDeltaNet(RecurrentLayer):
+    """A recurrence that forgets, and corrects what a key means instead of adding to it. A head's result is normalised
+    and scaled by gates."""
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        own = Shares(config, placement.topology)
+        convolved = (Columns("q_proj", own.keys), Columns("k_proj", own.keys), Columns("v_proj", own.values))
+        others = (Columns("z_proj", own.values), Columns("b_proj", own.heads), Columns("a_proj", own.heads))
+        super().__init__(config, layer, placement, own, convolved, others)
+        self._widths = [part.size for part in convolved]
+        self._norm = RmsNorm(own.shape.value_dim, config.norm_eps, False, placement)
+        self._rates, self._dt_bias = (placement.empty(own.shape.heads).float() for _ in range(2))
+
+    def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
+        qkv, z, b, a = parts
+        convolved = torch.split(self._convolve(qkv, ctx), self._widths, dim=1)
+        decay = self._rates * F.softplus(a + self._dt_bias)
+        found = self._recur(convolved, decay, b.sigmoid(), ctx)
+        return self._norm(found, None, ctx)[0].flatten(1) * F.silu(z)
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from super().slots(prefix)
+        yield from slots_of(prefix, norm=self._norm)
+        heads = self._shares.heads
+        yield rate_slot(f"{prefix}A_log", self._rates, heads)
+        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (heads,))
+
+
+class KimiDelta(RecurrentLayer):
+    """A gated delta net in which every channel of a key decays at a rate of its own. Rates and gates are products of
+    two narrow matrices."""
+
+    output_name = "o_proj"
+
+    def __init__(self, config: ModelConfig, layer: int, placement: Placement) -> None:
+        own = Shares(config, placement.topology)
+        shape, size = own.shape, own.shape.key_dim
+        assert shape.key_heads == shape.heads and size == shape.value_dim
+        convolved = [Columns(f"{part}_proj", own.values) for part in "qkv"]
+        narrow = [Columns(name, slice(0, size)) for name in ("f_a_proj", "g_a_proj")]
+        super().__init__(config, layer, placement, own, convolved, (Columns("b_proj", own.heads), *narrow))
+        self._steps, self._gates = (
+            ColumnLinear(size, (Columns(name, own.values),), False, placement) for name in ("f_b_proj", "g_b_proj")
+        )
+        self._norm = RmsNorm(size, config.norm_eps, False, placement)
+        self._rates = placement.empty(shape.heads, 1).float()
+        self._dt_bias = placement.empty(shape.heads * size).float()
+
+    def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
+        qkv, b, f, g = parts
+        convolved = self._convolve(qkv, ctx).chunk(3, dim=1)
+        steps = F.softplus(self._steps(f, ctx) + self._dt_bias)
+        decay = self._rates * steps.view(len(steps), self._shape.heads, -1)
+        found = self._norm(self._recur(convolved, decay, b.sigmoid(), ctx), None, ctx)[0]
+        return found.flatten(1) * self._gates(g, ctx).sigmoid()
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from super().slots(prefix)
+        yield from slots_of(prefix, o_norm=self._norm)
+        yield rate_slot(f"{prefix}A_log", self._rates[None, None], slice(None), slice(None), self._shares.heads)
+        yield WeightSlot(f"{prefix}dt_bias", self._dt_bias, (self._shares.values,))

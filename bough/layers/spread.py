@@ -12,8 +12,7 @@ import torch
 from bough.core.control import RecordExperts
 from bough.core.errors import RequestError
 from bough.core.model_config import ModelConfig
-from bough.distributed.dispatch import dispatch_share
-from bough.distributed.experts import Slots, balanced, plain_slots, rank_loads
+from bough.distributed.experts import Slots, balanced, dispatch_share, plain_slots, rank_loads
 from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
 from bough.kernels.experts.reference import Chosen, Spread

@@ -7,7 +7,7 @@ import torch
 
 from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.model_config import ModelConfig
-from bough.layers.label_head import LabelHead
+from bough.layers.embedding import LabelHead
 from bough.layers.weights import WeightSlot
 
 

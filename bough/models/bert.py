@@ -67,7 +67,6 @@ class ModernBert(Bert):
             "local_rope": read_local_rope(config),
             "sliding_window": config.integer("local_attention") // 2 + 1,  # of each side, the token itself included
             "sliding_layers": sliding,
-            "mlp_bias": config.boolean("mlp_bias"),
         }
 
     def modules(self, config: ModelConfig) -> Names:

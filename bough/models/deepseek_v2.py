@@ -209,9 +209,6 @@ class GlmMoeDsa(DeepseekV32):
         }
 
 
-MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
-
-
 class KimiLinear(DeepseekV3):
     recurrent_kind = "KimiDelta"
     gguf_modules: ClassVar[Mapping[str, str]] = {
@@ -234,14 +231,7 @@ class KimiLinear(DeepseekV3):
         return {**super().gguf_names(config), "blk.*.ssm_a": [rates]}
 
     def names(self, config: ModelConfig) -> Names:
-        theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp"
-        bias = "gate.e_score_correction_bias"
-        return {
-            **block_sparse_names(),
-            f"{theirs}.{bias}": f"{ours}.{bias}",
-            **{f"{theirs}.{part}": f"{ours}.{part}" for part in MLP_PARTS},
-            **{f"{theirs}.shared_experts.{part}": f"{ours}.shared_experts.{part}" for part in MLP_PARTS},
-        }
+        return block_sparse_names()
 
 
 def _recurs(config: Fields, nested: Fields | None) -> tuple[bool, ...]:

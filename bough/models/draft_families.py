@@ -24,7 +24,7 @@ class Eagle(ModelFamily):
     defaults: ClassVar[dict[str, Any]] = {"max_position_embeddings": 2048}
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"draft": DraftConfig(bias=config.boolean("fc_bias")), "mlp_bias": config.boolean("mlp_bias")}
+        return {"draft": DraftConfig(bias=config.boolean("fc_bias"))}
 
     def names(self, config: ModelConfig) -> Names:
         return {"model.": ""}
@@ -50,7 +50,7 @@ class Eagle3(Eagle):
         return {**found, "draft": draft}
 
     def names(self, config: ModelConfig) -> Names:
-        inner = {f"{outer}{layer}.": "midlayer." for outer in ("model.", "") for layer in ("midlayer", "layers.0")}
+        inner = {f"{outer}{layer}.": "midlayer." for outer in ("model.", "") for layer in ("midlayer", "layers.*")}
         return {**inner, **super().names(config)}
 
 
@@ -76,11 +76,11 @@ class NextToken(ModelFamily):
             return names
         assert config.draft is not None
         every, own = "model.layers.*.", f"model.layers.{config.draft.layer}."
-        parts: dict[str, Any] = {name: own + part for name, part in MTP.items()} | {"mtp.layers.0.": own}
+        parts: dict[str, Any] = {name: own + part for name, part in MTP.items()}
         for name, given in names.items():
             pieces = [replace(piece, module=piece.module.replace(every, own)) for piece in pieces_of(given)]
             parts |= {name.replace(every, "mtp.layers.*."): pieces} if name.startswith(every) else {}
-        return {**names, **parts}
+        return {**names, **parts, "mtp.layers.*.": own}
 
     def build(self, config: ModelConfig, placement: Placement) -> CausalLM:
         from bough.models.drafts import NextTokenLayer

@@ -14,7 +14,7 @@ from bough.core.model_config import ModelConfig
 from bough.layers.attention import SelfAttention
 from bough.layers.blocks import Block, PreNormBlock
 from bough.layers.linear import ColumnLinear, Columns
-from bough.layers.moe import make_mlp
+from bough.layers.mlp import make_mlp
 from bough.layers.norm import NO_NORM, Inputs, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of

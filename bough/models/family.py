@@ -154,6 +154,7 @@ class ModelFamily:
             "activation": self._activation(config),
             "qkv_bias": biased,
             "output_bias": biased,
+            "mlp_bias": config.boolean("mlp_bias"),
             "tied_embeddings": config.boolean("tie_word_embeddings"),
             "eos_token_ids": config.token_ids("eos_token_id"),
             "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),

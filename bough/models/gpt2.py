@@ -84,5 +84,4 @@ class Nemotron(ModelFamily):
     partial_rotation = pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        mlp = {"mlp": "plain", "mlp_bias": config.boolean("mlp_bias")}
-        return {**layer_norms(config, "norm_eps"), "norm_plus_one": True, **mlp}
+        return {**layer_norms(config, "norm_eps"), "norm_plus_one": True, "mlp": "plain"}

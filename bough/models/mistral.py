@@ -67,7 +67,7 @@ def block_sparse_names(theirs: str = "model.layers.*.block_sparse_moe") -> Names
     ours = "model.layers.*.mlp"
     parts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     experts = {f"{theirs}.experts.*.{part}": f"{ours}.experts.*.{name}" for part, name in parts.items()}
-    return {f"{theirs}.gate": f"{ours}.gate", **experts}
+    return {**experts, f"{theirs}.": f"{ours}."}
 
 
 class Ministral3(Ministral):

@@ -31,7 +31,8 @@ class Piece:
 
 
 # From modules of a checkpoint, without `.weight` or `.bias`, to modules of the model; or from whole names of tensors to
-# such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many.
+# such. `*` stands for a number, the same on both sides. A name that ends in a dot is the beginning of many, of
+# which the longest counts, where no other name does.
 Names = Mapping[str, str | Piece | Sequence[Piece]]
 GgufNames = dict[str, Sequence[Piece]]  # of a GGUF file
 
@@ -117,10 +118,11 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
     """The model's tensors by name; those that `names` does not speak of have the same name in both, or are left out."""
     found: dict[str, Stored] = {}
     parts: dict[str, dict[int, Stored]] = {}
-    prefixes = {name: str(module) for name, module in names.items() if name.endswith(".")}
+    prefixes = {name: pieces_of(given)[0].module for name, given in names.items() if name.endswith(".")}
     for name in stored:
         numbers = [part for part in name.split(".") if part.isdigit()]
-        pattern, kind = ".".join("*" if part.isdigit() else part for part in name.split(".")), ""
+        whole, kind = ".".join("*" if part.isdigit() else part for part in name.split(".")), ""
+        pattern = whole
         if pattern not in names:
             pattern, _, kind = pattern.rpartition(".")
         if pattern in names:
@@ -132,9 +134,10 @@ def find_tensors(names: Names, stored: Iterable[str], *, keep_others: bool) -> d
                 else:
                     parts.setdefault(target, {})[piece.place] = at
             continue
-        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        prefix = max(filter(whole.startswith, prefixes), key=len, default=None)
         if prefix is not None:
-            found[prefixes[prefix] + name.removeprefix(prefix)] = Stored(name)
+            rest = name.split(".", prefix.count("."))[-1]
+            found[_numbered(prefixes[prefix], numbers) + rest] = Stored(name)
         elif keep_others:
             found[name] = Stored(name)
     for name, each in parts.items():

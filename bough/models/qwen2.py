@@ -48,9 +48,8 @@ def shared_experts(config: Fields) -> MoEConfig:
 
 def shared_names() -> Names:
     """Where the shared expert and its gate stand."""
-    theirs, ours = "model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts"
-    shared = {f"{theirs}.{part}_proj": f"{ours}.{part}_proj" for part in ("gate", "up", "down")}
-    return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), **shared}
+    theirs = "model.layers.*.mlp.shared_expert"
+    return {f"{theirs}_gate": Piece(f"{theirs}_gate", plane=0), f"{theirs}.": f"{theirs}s."}
 
 
 def sparse_steps(config: Fields) -> tuple[bool, ...]:

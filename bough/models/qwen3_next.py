@@ -15,7 +15,6 @@ from bough.models.qwen2 import shared_experts, shared_names
 from bough.models.vision import Sectioned
 
 ATTENTION, NET = "model.layers.*.self_attn", "model.layers.*.linear_attn"
-UNCHANGED = ("norm", "out_proj", "A_log", "dt_bias")
 KINDS = {"linear_attention": True, "full_attention": False}
 
 
@@ -83,8 +82,7 @@ def net_names(net: RecurrentConfig) -> Names:
     """What stands under the same names in all of them, and the convolution of queries, keys and values."""
     keys = net.key_heads * net.key_dim
     parts = [f"{ATTENTION}.{part}_conv1d" for part in "qkv"]
-    unchanged = {f"{NET}.{part}": f"{ATTENTION}.{part}" for part in UNCHANGED}
-    return {**unchanged, f"{NET}.conv1d": fused(parts, (keys, keys, net.heads * net.value_dim))}
+    return {f"{NET}.": f"{ATTENTION}.", f"{NET}.conv1d": fused(parts, (keys, keys, net.heads * net.value_dim))}
 
 
 def projections(parts: str) -> list[str]:

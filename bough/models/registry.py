@@ -19,8 +19,7 @@ from bough.core.files import table_beside
 from bough.core.model_config import ModelConfig
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
-from bough.models.transformers_family import ARCHITECTURE, TransformersFamily
-from bough.models.transformers_source import MULTIMODAL, usual_fields, writers
+from bough.models.transformers_family import ARCHITECTURE, MULTIMODAL, TransformersFamily, usual_fields, writers
 
 if TYPE_CHECKING:
     import torch
@@ -157,9 +156,8 @@ def build_model(
     from bough.kernels.registry import ops_for
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
-    from bough.layers.schemes.plain import PlainTable
+    from bough.layers.schemes.plain import PlainTable, ShardedTable
     from bough.layers.schemes.registry import experts_for, head_for, scheme_for
-    from bough.layers.schemes.sharded import ShardedTable
     from bough.layers.schemes.stored import StoredScheme
     from bough.layers.spread import SpreadExperts
 

@@ -12,7 +12,7 @@ from bough.models.family import ModelFamily
 from bough.models.fields import Fields
 from bough.models.names import Names, fused_experts, nested
 from bough.models.rope_config import with_sections
-from bough.models.transformers_source import usual_fields
+from bough.models.transformers_family import usual_fields
 
 
 class Llava(ModelFamily):

@@ -12,7 +12,7 @@ from bough.attention.context import ForwardContext, Heard
 from bough.core.model_config import ModelConfig
 from bough.kernels.ops import WithSum
 from bough.layers.blocks import Block, PreNormBlock
-from bough.layers.linear import ColumnLinear, Columns, RowLinear
+from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
 from bough.layers.mlp import PlainMLP
 from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
@@ -20,7 +20,7 @@ from bough.layers.weights import WeightSlot, slots_of
 from bough.models.decoder import Decoder
 
 
-class HearingAttention:
+class HearingAttention(Products):
     """Attends to a window: what each row has heard or, in the encoder, the window itself."""
 
     def __init__(self, config: ModelConfig, layer: int, heads: int, placement: Placement) -> None:
@@ -59,10 +59,6 @@ class HearingAttention:
                     scores = heads[self._aligned, first:end] @ key[self._aligned].transpose(1, 2)
                     ctx.aligned[place].append((scores * key.shape[-1] ** -0.5).softmax(-1))
         return self._output(found.transpose(0, 1).flatten(1), ctx), total
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        for part in (self._query, self._heard, self._output):
-            yield from part.slots(prefix)
 
 
 class HearingBlock(PreNormBlock):

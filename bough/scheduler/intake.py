@@ -23,6 +23,7 @@ from bough.scheduler.media import Media
 from bough.scheduler.request import Request
 
 SHOWN_IDS = 8  # of those that a warning is about
+AS_SENT = ("handle", "seed", "priority", "stream", "adapter", "thinking", "bad_words", "media")  # fields of a request
 PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spell the first one
 
 
@@ -86,30 +87,23 @@ class Intake:
                 field="logprob_start_len",
             )
         return Request(
-            handle=message.handle,
+            **{name: getattr(message, name) for name in AS_SENT},
             tokens=np.concatenate([tokens, output]) if len(output) else tokens,
             prompt_len=len(tokens),
             sampling=sampling,
-            seed=message.seed,
             max_new=min(sampling.max_new_tokens, longest - len(tokens)),
             stop_ids=stop_ids,
             namespace=self._adapters.namespace(message.adapter, namespace),
-            priority=message.priority,
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
             arrival=next(self._arrivals),
             since=now,
             arrived=now,
             names=frozenset({message.rid, *message.names}),
-            stream=message.stream,
-            adapter=message.adapter,
             logprob_next=no_more if spec is None or spec.start < 0 else spec.start,
             logprob_end=no_more,
-            thinking=message.thinking,
-            bad_words=message.bad_words,
             processor=self._processor(message.custom_logit_processor),
             warnings=warnings,
             pooling=self._pooling(message),
-            media=message.media,
         )
 
     def _output(self, message: Generate, stop_ids: frozenset[int]) -> IntArray:

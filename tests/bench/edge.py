@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bough.bench.processes import run_parts
+from bough.bench.driver import run_parts
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError, SettingsError
 from bough.core.setting_checks import require_above_zero, require_counts

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from bough.bench.processes import OnProgress, run_parts
+from bough.bench.driver import OnProgress, run_parts
 from bough.core.errors import EngineDeadError, SettingsError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bough.distributed.dispatch import dispatch, dispatch_share
+from bough.distributed.experts import dispatch, dispatch_share
 from tests.fakes.ranks import ThreadGroup, on_ranks
 
 WIDTH, TOP = 3, 4

@@ -16,10 +16,9 @@ from bough.kernels.registry import fp8_ops_for, w4_ops_for
 from bough.layers.linear import RowLinear
 from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
-from bough.layers.schemes.head import Int8Head
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
 from bough.layers.schemes.registry import scheme_for
-from bough.layers.schemes.stored import StoredScheme, W4Scheme
+from bough.layers.schemes.stored import Int8Head, StoredScheme, W4Scheme
 from bough.layers.weights import Form
 from bough.loader.load import load_weights
 from bough.loader.locate import ModelFiles
@@ -136,7 +135,7 @@ def test_a_head_of_8_bits_beside_weights_of_4() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 16, 17])
 def test_logits_of_8_bits(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bough.layers.schemes.head.BAND", 24)  # the last band is shorter
+    monkeypatch.setattr("bough.layers.schemes.stored.BAND", 24)  # the last band is shorter
     weight = torch.randn(60, 64) * torch.logspace(-4, 1, 60)[:, None]
     weight[7] = 0
     head = Int8Head(60, 64, placed(Topology(), dtype, CPU))

@@ -19,8 +19,7 @@ from bough.distributed.group import RankGroup
 from bough.distributed.topology import Topology
 from bough.layers.attention import SelfAttention
 from bough.layers.latent_attention import LatentAttention
-from bough.layers.mlp import GatedMLP
-from bough.layers.moe import MoE
+from bough.layers.mlp import GatedMLP, MoE
 from bough.layers.norm import Inputs, RmsNorm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot

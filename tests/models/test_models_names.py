@@ -161,3 +161,21 @@ def test_a_nested_language_model_has_the_same_pieces(tmp_path: Path, prefix: str
     source = named(tmp_path, names, {f"{prefix}layers.3.ab.weight": stored, f"{prefix}norm.weight": stored[0].clone()})
     check(source, "model.layers.3.a.weight", stored[:5])
     assert torch.equal(source.read("model.norm.weight"), stored[0])
+
+
+def test_of_names_that_begin_alike_the_longest_beginning_counts_and_numbers_are_kept() -> None:
+    names = {
+        "model.": "inner.",
+        "model.layers.*.theirs.": "model.layers.*.ours.",
+        "model.layers.*.theirs.shared.": "model.layers.*.shared.",
+        "model.layers.*.theirs.gate": "model.layers.*.router",
+    }
+    expected = {
+        "model.layers.3.theirs.experts.7.up.weight": "model.layers.3.ours.experts.7.up.weight",
+        "model.layers.12.theirs.shared.up.weight": "model.layers.12.shared.up.weight",
+        "model.layers.0.theirs.gate.weight": "model.layers.0.router.weight",
+        "model.layers.1.other.weight": "inner.layers.1.other.weight",
+        "lm_head.weight": "lm_head.weight",
+    }
+    found = find_tensors(names, expected, keep_others=True)
+    assert {at.name: name for name, at in found.items()} == expected

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import transformers
 
-from bough.models import transformers_source
+from bough.models import transformers_family
 from bough.models.registry import FAMILIES, find_family
-from bough.models.transformers_source import usual_fields
+from bough.models.transformers_family import usual_fields
 
 ASSIGNED = """
 class TinyConfig(PreTrainedConfig):
@@ -33,14 +33,14 @@ class TinyConfig(PreTrainedConfig):
 
 @pytest.mark.parametrize("source", [ASSIGNED, CONSTRUCTED])
 def test_constants_are_read_and_what_is_computed_is_not(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(transformers_source, "transformers_source", lambda path: source)
+    monkeypatch.setattr(transformers_family, "transformers_source", lambda path: source)
     assert usual_fields("tiny") == {"hidden_act": "relu", "ends": [3, 4], "rope_theta": 5e5}
 
 
 def test_of_a_multimodal_model_it_is_the_language_models_class(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ASSIGNED.replace('"tiny"', '"tiny_text"')
     outer = 'class WholeConfig(PreTrainedConfig):\n    model_type = "tiny"\n    hidden_act: str = "gelu"\n'
-    monkeypatch.setattr(transformers_source, "transformers_source", lambda path: text + outer)
+    monkeypatch.setattr(transformers_family, "transformers_source", lambda path: text + outer)
     assert usual_fields("tiny")["hidden_act"] == "relu"
 
 
@@ -68,9 +68,9 @@ LISTED = """
 
 
 def test_classes_that_write_text_are_those_that_transformers_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_source, "transformers_source", lambda path: LISTED)
+    monkeypatch.setattr(transformers_family, "transformers_source", lambda path: LISTED)
     text = [("tiny_text", "TinyForCausalLM"), ("old", "OldLMHeadModel")]
-    assert transformers_source.writers() == [*text, ("tiny", "TinyForConditionalGeneration")]
+    assert transformers_family.writers() == [*text, ("tiny", "TinyForConditionalGeneration")]
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_sizes_must_be_stated_but_in_a_text_config() -> None:
 
 def test_the_package_is_found_without_being_imported() -> None:
     assert Path(transformers.__file__).parent.joinpath("models/llama").is_dir()
-    assert "class LlamaConfig" in transformers_source.transformers_source("models/llama/configuration_llama.py")
-    assert transformers_source.transformers_source("models/nobodys.py") == ""
+    assert "class LlamaConfig" in transformers_family.transformers_source("models/llama/configuration_llama.py")
+    assert transformers_family.transformers_source("models/nobodys.py") == ""

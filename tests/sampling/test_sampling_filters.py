@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sampling_reference import kept_tokens, softmax
 from torch import Tensor
 
-from bough.sampling.filters import draw, keep_min_p, keep_top, softmax_weights
+from bough.sampling.sampler import draw, keep_min_p, keep_top, softmax_weights
 
 
 def weights_of(logits: Tensor, temperature: float = 1.0) -> Tensor:

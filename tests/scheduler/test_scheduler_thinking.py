@@ -11,8 +11,7 @@ from bough.core.finish import FinishLength, FinishStop
 from bough.core.plan import mask_words
 from bough.core.sampling_params import SamplingParams
 from bough.messages.requests import Thinking
-from bough.scheduler.constraint import Constraint
-from bough.scheduler.thinking import ThinkingTrack
+from bough.scheduler.constraint import Constraint, ThinkingTrack
 from tests.fakes.executor import VOCAB
 from tests.fakes.grammars import EOS, MERGED, PIECES, FakeCompiled, FakeGrammars, Places, grammar
 from tests.fakes.scheduler_bench import Bench

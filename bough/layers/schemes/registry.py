@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from bough.layers.placement import ExpertsMaker, TableMaker, WeightMaker
 from bough.layers.schemes.fp8 import Fp8Scheme, fp8_experts
-from bough.layers.schemes.head import Int8Head
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
-from bough.layers.schemes.stored import W4Scheme
+from bough.layers.schemes.stored import Int8Head, W4Scheme
 
 SCHEMES: dict[str, Callable[[], WeightMaker]] = {
     "auto": lambda: PlainWeight,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from bough.core.errors import ModelError
-from bough.loader.formats import awq, bitsandbytes, fp4, gptq, packed_integers, scaled
+from bough.loader.formats import bitsandbytes, fp4, integers, scaled
 from bough.loader.formats.base import QuantizedTensor
 from bough.loader.quantization import Quantization
 from bough.loader.source import SafetensorsSource
@@ -11,9 +11,9 @@ from bough.loader.source import SafetensorsSource
 Finder = Callable[[SafetensorsSource, str, Quantization], QuantizedTensor | None]
 FINDERS: Mapping[str, tuple[Finder, ...]] = {
     "fp8": (scaled.find,),
-    "compressed-tensors": (packed_integers.find, scaled.find, fp4.find),
-    "awq": (awq.find,),
-    "gptq": (gptq.find,),
+    "compressed-tensors": (integers.find_packed, scaled.find, fp4.find),
+    "awq": (integers.find_awq,),
+    "gptq": (integers.find_gptq,),
     "mxfp4": (fp4.find_experts,),
     "modelopt": (scaled.find, fp4.find),
     "bitsandbytes": (bitsandbytes.find,),

@@ -15,12 +15,16 @@ typedef struct {
     const bough_ops *ops;
 } running;
 
-/* The head of the function that runs one kind of operation: `o` are its arguments. */
-#define RUN(name)                                                                                                      \
+/* The head of the function that runs one kind of operation: `o` are its arguments. It ends when all threads have done
+ * their part, which those with ENDS_ALONE see to themselves. */
+#define RUN(name) RUN_UNTIL(name, bough_barrier(thread))
+#define ENDS_ALONE(name) RUN_UNTIL(name, (void)0)
+#define RUN_UNTIL(name, end)                                                                                           \
     static void run_##name(const bough_operation *op, const __typeof__(op->name) *o, int64_t rows, const running *r,   \
                            bough_thread *thread);                                                                      \
     static void start_##name(const bough_operation *op, int64_t rows, const running *r, bough_thread *thread) {        \
         run_##name(op, &op->name, rows, r, thread);                                                                    \
+        end;                                                                                                           \
     }                                                                                                                  \
     static void run_##name(const bough_operation *op, const __typeof__(op->name) *o, int64_t rows, const running *r,   \
                            bough_thread *thread)
@@ -33,7 +37,6 @@ RUN(embedding) {
         for (int64_t i = 0; o->scale != 1.0f && i < size; i++)
             out[i] *= o->scale;
     }
-    bough_barrier(thread);
 }
 
 RUN(rms_norm) {
@@ -42,10 +45,9 @@ RUN(rms_norm) {
         r->ops->rms_norm(o->x + row * o->x_stride, o->residual == NULL ? NULL : o->residual + at, o->weight, o->eps, o->plus_one,
                          o->size, o->out + at, o->sum == NULL ? NULL : o->sum + at);
     }
-    bough_barrier(thread);
 }
 
-RUN(linear) {
+ENDS_ALONE(linear) {
     bough_linear(o->parts, o->count, o->x, o->x_stride, o->y, o->y_stride, o->bias, rows,
                  op->on_logits ? r->step->logits_prompts : r->step->prompts, r->linear_scratch, thread);
 }
@@ -53,7 +55,6 @@ RUN(linear) {
 RUN(layer_norm) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         r->ops->layer_norm(o->x + row * o->size, o->weight, o->bias, o->eps, o->size, o->out + row * o->size);
-    bough_barrier(thread);
 }
 
 static void norm_heads(const __typeof__(((bough_operation *)0)->norm_rope_store) *o, float *token, const bough_ops *ops) {
@@ -83,10 +84,9 @@ RUN(norm_rope_store) {
         r->ops->narrow(keys, o->number, stored, (char *)o->keys + at);
         r->ops->narrow(keys + stored, o->number, stored, (char *)o->values + at);
     }
-    bough_barrier(thread);
 }
 
-RUN(attention) {
+ENDS_ALONE(attention) {
     bough_step step = *r->step;
     step.page_table += o->group * step.page_table_stride;
     if (o->group > 0)
@@ -108,27 +108,24 @@ RUN(activate) {
         else
             (o->activation == BOUGH_SILU ? r->ops->silu_mul : r->ops->gelu_tanh_mul)(x, x + o->size, out, size);
     }
-    bough_barrier(thread);
 }
 
 RUN(take_rows) {
     const int64_t *places = o->by_position ? r->step->positions : r->step->logits_indices;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         memcpy(o->out + row * o->size, o->x + places[row] * o->x_stride, (size_t)o->size * sizeof(float));
-    bough_barrier(thread);
 }
 
 RUN(softcap) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         r->ops->softcap(o->x + row * o->size, o->size, o->cap);
-    bough_barrier(thread);
 }
 
-RUN(route) {
+ENDS_ALONE(route) {
     bough_route(&o->routing, o->x, rows, o->scores, o->ids, o->weights, r->ops, thread);
 }
 
-RUN(experts) {
+ENDS_ALONE(experts) {
     bough_run_experts(&o->experts, o->x, rows, o->ids, o->weights, o->out, r->linear_scratch, r->ops, thread);
 }
 
@@ -139,14 +136,12 @@ RUN(add_gated) {
         for (int64_t i = at; i < at + o->size; i++)
             o->out[i] = o->a[i] + scale * o->b[i];
     }
-    bough_barrier(thread);
 }
 
 RUN(scale_shift) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;)
         for (int64_t i = 0, at = row * o->size; i < o->size; i++)
             o->out[at + i] = o->x[at + i] * o->scale + (o->shift == NULL ? 0.0f : o->shift[i]);
-    bough_barrier(thread);
 }
 
 RUN(grow_queries) {
@@ -155,7 +150,6 @@ RUN(grow_queries) {
         for (int64_t i = row * o->stride; i < row * o->stride + o->size; i++)
             o->qkv[i] *= factor;
     }
-    bough_barrier(thread);
 }
 
 RUN(latent_store) {
@@ -171,7 +165,6 @@ RUN(latent_store) {
         int64_t at = slots[row] * width * (o->number == BOUGH_FLOAT32 ? 4 : 2);
         r->ops->narrow(latent, o->number, width, (char *)o->cache + at);
     }
-    bough_barrier(thread);
 }
 
 /* Some tokens of one head, and some of its outputs: weights are read once for them. Each output is summed in the same
@@ -199,7 +192,6 @@ RUN(by_head) {
             for (int64_t row = first; row < end; row++)
                 y[row * o->y_stride + i] = r->ops->dot(x + row * o->x_stride, weight + i * o->inputs, o->inputs);
     }
-    bough_barrier(thread);
 }
 
 #define RUNNER(name) [bough_kind_##name] = start_##name,

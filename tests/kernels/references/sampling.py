@@ -1,7 +1,7 @@
 """Sampling in plain torch and float64, by a full sort: the definition that the kernels are compared with.
 
 Filters apply in the order top-k, top-p, min-p, each over what the one before left; equal logits rank by token id.
-Slow on purpose; CPUs sample with `bough.sampling.filters` instead.
+Slow on purpose; CPUs sample with `bough.sampling.sampler` instead.
 """
 
 from __future__ import annotations

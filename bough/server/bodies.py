@@ -215,6 +215,7 @@ async def read_body(request: Request, struct: type[S]) -> S:
     if len(raw) > LARGE:
         await count_values(raw)
     _warnings.set(())
+    _size.set(len(raw))
     body = decode_body(raw, struct)
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
         request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
@@ -242,6 +243,13 @@ _warnings: ContextVar[tuple[str, ...]] = ContextVar("unknown fields of the reque
 def warnings_of_body() -> tuple[str, ...]:
     """What the client of the request in progress is told about its body."""
     return _warnings.get()
+
+
+_size: ContextVar[int] = ContextVar("bytes of the body of the request in progress", default=0)
+
+
+def size_of_body() -> int:
+    return _size.get()
 
 
 async def read_bytes(request: Request) -> bytes:

@@ -56,6 +56,14 @@ class Clients:
             raise unauthorised("api", given)
         return matches[0]
 
+    def is_operator(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether the request may manage the fleet."""
+        try:
+            self._admin.check("admin_only", headers)
+        except HttpError:
+            return False
+        return True
+
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """Counts a request, or raises a 429 without counting it."""
         own = self._buckets.get(client.key) if client is not None else None

@@ -23,7 +23,7 @@ from bough.core.plan import IntArray
 from bough.core.pooling import OF_TOKENS, Pooling
 from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_few, require_name
 from bough.core.seeds import derive_seed
-from bough.core.stop_patterns import check_patterns
+from bough.core.stop_patterns import MAX_PATTERN_CHARS, check_patterns
 from bough.messages.requests import Bootstrap, LogprobRequest, SessionParams, Thinking
 from bough.multimodal.sources import read_columns
 from bough.tokenizer.tokenizer import Tokenizer
@@ -200,8 +200,11 @@ class InputReader:
         if resumption is not None and (many or samplings[0].n > 1):
             raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
         prompts: list[Prompt] = []
+        asked: tuple[Any, ...] = ()
         for i, sampling in enumerate(samplings):
-            logprobs = _logprob_request(*(columns[name][i] for name in ("return_logprob", "start", "top", "ids")))
+            before, asked = asked, tuple(columns[name][i] for name in ("return_logprob", "start", "top", "ids"))
+            if not i or any(new is not old for new, old in zip(asked, before, strict=True)):  # else they are shared
+                logprobs = _logprob_request(*asked)
             session = _session(columns["session"][i], logprobs)
             if session is not None and session.rid is not None and self._tokenizer is not None:
                 begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
@@ -257,10 +260,11 @@ class InputReader:
                 continue
             sampling = SamplingParams.parse(given, self._defaults)
             self._require_text_for(sampling)
-            if not patterns.issuperset(sampling.stop_regex):
-                patterns.update(sampling.stop_regex)
-                check_patterns(patterns)
+            patterns.update(sampling.stop_regex)
+            if sum(map(len, patterns)) > MAX_PATTERN_CHARS:  # before more of them are compiled
+                break
             samplings.append(sampling)
+        check_patterns(patterns)
         return samplings
 
     def _marks(self, thinking: ThinkingMarks) -> Thinking:

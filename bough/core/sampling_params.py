@@ -28,6 +28,7 @@ MAX_STOP_IDS = 1024  # they are kept on the device, as many for every row as for
 MAX_BIAS = 1_000_000_000
 MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
+NAME_SHOWN = 100  # characters of an unknown field's name in an error
 MAX_NAME_CHARS = 4096  # of ids of requests, of keys of the cache, of adapters
 MAX_STOP_CHARS = 16_384  # of all stop strings together: the text is compared with all of them
 MAX_GRAMMAR_CHARS = 1 << 20  # as it is written: the scheduler reads it; back ends take less of what it says
@@ -105,7 +106,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         values.update({k: v for k, v in (given or {}).items() if v is not None})
         unknown = [name for name in values if name not in cls.__struct_fields__]
         if unknown:
-            name, known = str(unknown[0]), cls.__struct_fields__
+            name, known = str(unknown[0])[:NAME_SHOWN], cls.__struct_fields__
             near = nearest(name, known)
             hint = f"Did you mean {near!r}?" if near else f"Known fields: {', '.join(known)}."
             raise RequestError(f"Unknown sampling field {name!r}. {hint}", field=name)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 # Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
 # its own: the tokenizer releases the GIL, so other requests' tokens go out in the meantime.
 LONG_TEXT = 10_000
-BYTES_PER_CHAR = 8  # of a body whose fields cost as much to check as one character of a prompt
+LONG_BODY = 80_000  # the same of the bytes of a body whose fields are checked
 
 # Prompts of one HTTP request, times their samples. Preparing each blocks the event loop for about ten
 # microseconds; offline callers block only themselves and have no such limit.
@@ -93,10 +93,10 @@ class ServerContext:
             length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
             # What the answer leaves of the context; one that asks for all of it gets one token.
             given["truncate_prompt_tokens"] = length - (answer if answer < length else 1)
-        size = max(_size(given.get("prompt")) + _size(given.get("input_ids")), size_of_body() // BYTES_PER_CHAR)
+        size = 0 if given.get("prompt") is None else size_of_body()
         most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
         limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
-        inputs = await self.client.prepared(await offload(size, lambda: self.reader.read(**given, **limits)))
+        inputs = await self.client.prepared(await read_aside(lambda: self.reader.read(**given, **limits), size))
         _check_logprobs(inputs)
         _check_shared(inputs)
         self._check_logprob_ids(inputs)
@@ -201,11 +201,11 @@ class ServerContext:
     def _check_logprob_ids(self, inputs: Inputs) -> None:
         """An id that the model does not have fails the whole call, not one prompt of a batch."""
         last = self.model.vocab_size - 1
-        for prompt in inputs.prompts:
-            for token in () if prompt.logprobs is None else prompt.logprobs.ids:
-                if token > last:
-                    text = f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last})."
-                    raise RequestError(text, field="token_ids_logprob")
+        asked = {id(prompt.logprobs): prompt.logprobs for prompt in inputs.prompts}.values()
+        for token in (token for spec in asked if spec is not None for token in spec.ids):
+            if token > last:
+                text = f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last})."
+                raise RequestError(text, field="token_ids_logprob")
 
     def _check_tables(self, given: Mapping[str, Any]) -> None:
         """A table with more entries than there are tokens is wrong, whatever they are: nobody looks at them."""
@@ -233,6 +233,11 @@ async def offload(size: int, work: Callable[[], T]) -> T:
     return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
 
+async def read_aside(read: Callable[[], T], size: int = 0) -> T:
+    """The result of `read`, which checks fields of the body: in a thread where that is large, or `size` (`offload`)."""
+    return await offload(LONG_TEXT if size_of_body() >= LONG_BODY else size, read)
+
+
 def _check_logprobs(inputs: Inputs) -> None:
     asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
     entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
@@ -258,9 +263,3 @@ def _check_shared(inputs: Inputs) -> None:
         problem = f"{len(inputs.prompts)} requests with sampling parameters of {total >> 20} MiB in all"
         limit = f"{MAX_SENT_BYTES >> 20} MiB ({ENTRY_BYTES} bytes for each entry of a table) may be sent in one call"
         raise RequestError(f"{problem}: {limit}; send several.", field="sampling_params")
-
-
-def _size(prompt: Any) -> int:
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return sum(len(each) for each in prompt if isinstance(each, str | list))
-    return len(prompt) if isinstance(prompt, str | list) else 0

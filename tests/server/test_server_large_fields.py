@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from bough.client import inputs
 from bough.client.inputs import InputReader, Inputs
 from bough.core.sampling_params import SamplingParams
-from bough.server import context
+from bough.server import context, messages
+from bough.tokenizer.tokenizer import Tokenizer
 from tests.fakes.scripted_engine import IM_END
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -74,10 +76,45 @@ def test_a_large_body_is_read_in_a_thread(route: int, monkeypatch: pytest.Monkey
         return read(reader, **given)
 
     monkeypatch.setattr(InputReader, "read", noted)
-    for length in (1, 100):
-        words = ["x" * 1000] * length
-        assert ask(*routes("bad_words", words)[route])[0].status_code == 200
+    for length in (1, 100_000):
+        assert ask(*routes("user", "x" * length)[route])[0].status_code == 200
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "more"),
+    [
+        ("/v1/chat/completions", "messages", {"max_tokens": 2}),
+        ("/v1/responses", "input", {}),
+        ("/v1/messages", "messages", {"max_tokens": 2}),
+        ("/v1/messages/count_tokens", "messages", {}),
+        ("/api/chat", "messages", {}),
+        ("/v1/tokenize", "messages", {}),
+    ],
+)
+def test_a_long_conversation_is_read_in_a_thread(
+    path: str, field: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    read = messages.read_message
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return read(*given)
+
+    monkeypatch.setattr(messages, "read_message", noted)
+    ask(path, {field: [{"role": "user", "content": "a"}], **more})
+    short = len(threads)
+    ask(path, {field: [{"role": "user", "content": "x" * 1000}] * 100, **more})
+    on_loop = [thread is threading.main_thread() for thread in threads]
+    assert short and all(on_loop[:short]) and len(on_loop) > short and not any(on_loop[short:])
+
+
+def test_long_arguments_of_calls_stay_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_ARGUMENTS", 10)
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"a": 1}', '{"a": 12345}')]
+    (turn,) = messages.read_messages([{"role": "assistant", "tool_calls": calls}])
+    assert [call["function"]["arguments"] for call in turn["tool_calls"]] == [{"a": 1}, '{"a": 12345}']
 
 
 def test_a_whole_table_is_converted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +160,84 @@ def test_a_session_has_a_short_name() -> None:
 def test_ids_of_logprobs_are_counted_before_they_are_read() -> None:
     answer, _ = ask("/generate", {"text": "a", "return_logprob": True, "token_ids_logprob": [-5] * 4097})
     assert answer.status_code == 400 and "token_ids_logprob has 4097 entries; at most 4096" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["a"] * 4097, "bad_words has 4097 entries; at most 4096 are taken."),
+        (["x" * 1000] * 66, "bad_words has 66000 characters; all its words together may have 65536."),
+    ],
+)
+def test_bad_words_are_few_and_written_as_tokens_at_once(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, engine = ask("/generate", {"text": "a", "bad_words": words})
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == told and not engine.requests
+    calls: list[int] = []
+    encode = Tokenizer.encode_batch
+
+    def noted(tokenizer: Tokenizer, texts: Any, *args: Any, **options: Any) -> Any:
+        calls.append(len(texts))
+        return encode(tokenizer, texts, *args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", noted)
+    assert ask("/generate", {"text": "a", "bad_words": [f"w{i}" for i in range(50)]})[0].status_code == 200
+    assert calls == [100]
+
+
+def test_what_prompts_share_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"check_patterns": 0, "_logprob_request": 0}
+    for name in counts:
+        check = getattr(inputs, name)
+
+        def counted(*given: Any, name: str = name, check: Any = check) -> Any:
+            counts[name] += 1
+            return check(*given)
+
+        monkeypatch.setattr(inputs, name, counted)
+    sampling = [{"stop_regex": [f"a{i}"]} for i in range(20)]
+    asked = {"return_logprob": True, "token_ids_logprob": [1, 2]}
+    answer, engine = ask("/generate", {"text": ["a"] * 20, "sampling_params": sampling, **asked})
+    assert answer.status_code == 200 and counts == {"check_patterns": 1, "_logprob_request": 1}
+    assert {message.logprobs.ids for message in engine.requests if message.logprobs is not None} == {(1, 2)}
+    starts = [0 if i % 2 else -1 for i in range(20)]
+    _, engine = ask("/generate", {"text": ["a"] * 20, "logprob_start_len": starts, **asked})
+    assert [message.logprobs.start for message in engine.requests if message.logprobs is not None] == starts
+
+
+def test_patterns_of_many_prompts_are_counted_before_the_next_is_compiled() -> None:
+    sampling = [{"stop_regex": ["a" * 3000]}, {"stop_regex": ["b" * 3000]}, {"stop_regex": ["("]}]
+    answer, _ = ask("/generate", {"text": ["a"] * 3, "sampling_params": sampling})
+    assert answer.status_code == 400 and "stop_regex has 6000 characters" in answer.text
+
+
+def test_a_long_name_is_like_no_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("difflib.get_close_matches", None)  # quadratic
+    answer, _ = ask("/generate", {"text": "a", "sampling_params": {"x" * 10_000: 1}})
+    assert answer.status_code == 400 and len(answer.text) < 2000 and f"'{'x' * 100}'" in answer.text
+
+
+@pytest.mark.parametrize("given", [[None] * 1002, {str(i): None for i in range(1002)}])
+def test_a_field_without_effect_is_not_searched_without_end(given: Any) -> None:
+    answer, _ = ask("/generate", {"text": "a", "custom_labels": given})
+    assert answer.status_code == 400 and "custom_labels is not supported" in answer.text
+    assert ask("/generate", {"text": "a", "custom_labels": [None, {"a": None}]})[0].status_code == 200
+
+
+def test_resumed_ids_are_counted_first() -> None:
+    resume = {"output_ids": [[1]] * 262145}
+    answer, _ = ask("/generate", {"text": "a", "stream": True, "resume": resume})
+    assert answer.status_code == 400 and "resume.output_ids has 262145 entries" in answer.text
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/score", "items"), ("/v1/rerank", "documents")])
+def test_a_query_is_not_repeated_without_end(path: str, field: str) -> None:
+    labels = {"label_token_ids": [1]} if field == "items" else {}
+    answer, _ = ask(path, {"query": "a", field: ["b"] * 65537, **labels})
+    assert answer.status_code == 400 and f"{field} has 65537 entries; at most 65536" in answer.text
+    answer, _ = ask(path, {"query": "a" * 10_000, field: ["b"] * 8000, **labels})
+    assert (
+        answer.status_code == 400
+        and f"query has 10000 characters or ids and is read with each of 8000 {field}" in answer.text
+    )

@@ -42,8 +42,8 @@ MAX_REQUESTS_PER_CALL = 8192
 MAX_VECTORS_PER_CALL = 65_536  # of which nothing is streamed
 
 # Logprobs of the prompts of one HTTP request: they come all at once, and encoding a million as JSON blocks the
-# event loop for about half a second. Those of outputs come token by token.
-MAX_PROMPT_LOGPROBS = 1 << 21
+# event loop for about half a second. Those of outputs come token by token, of all answers at once.
+MAX_PROMPT_LOGPROBS, MAX_OUTPUT_LOGPROBS = 1 << 21, 1 << 18
 
 # Every prompt goes to the engine with all its parameters, those that it shares with others of its call among them.
 MAX_SENT_BYTES = 1 << 26
@@ -239,13 +239,16 @@ async def read_aside(read: Callable[[], T], size: int = 0) -> T:
 
 
 def _check_logprobs(inputs: Inputs) -> None:
-    asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
-    entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
-    if entries > MAX_PROMPT_LOGPROBS:
-        problem = f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens"
-        advice = "Ask for fewer of each token, or give a later logprob_start_len."
-        text = f"{problem}; at most {MAX_PROMPT_LOGPROBS} are given at once. {advice}"
-        raise RequestError(text, field="top_logprobs_num")
+    asked = [(prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None]
+    of_prompts = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
+    later, fewer = "give a later logprob_start_len", "send fewer requests in one call"
+    for entries, most, what, advice in (
+        (of_prompts, MAX_PROMPT_LOGPROBS, "of the prompt's tokens", later),
+        (sum(spec.width for _, spec in asked), MAX_OUTPUT_LOGPROBS, "with each token of all answers", fewer),
+    ):
+        if entries > most:
+            text = f"top_logprobs_num asks for {entries} logprobs {what}; at most {most} are given at once."
+            raise RequestError(f"{text} Ask for fewer of each token, or {advice}.", field="top_logprobs_num")
 
 
 def _check_shared(inputs: Inputs) -> None:

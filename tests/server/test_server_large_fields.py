@@ -4,6 +4,7 @@ on; and what all requests of a call share is not sent without end."""
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from typing import Any
 
@@ -241,3 +242,11 @@ def test_a_query_is_not_repeated_without_end(path: str, field: str) -> None:
         answer.status_code == 400
         and f"query has 10000 characters or ids and is read with each of 8000 {field}" in answer.text
     )
+
+
+def test_logprobs_of_all_answers_together_are_bounded() -> None:
+    asked = {"return_logprob": True, "top_logprobs_num": 256, "sampling_params": {"max_new_tokens": 1}}
+    answer, engine = ask("/generate", {"text": ["a"] * 1100, **asked})
+    assert answer.status_code == 400 and not engine.requests
+    told = r"top_logprobs_num asks for 28\d{4} logprobs with each token of all answers; at most 262144 are given"
+    assert re.search(told, answer.text)

@@ -29,7 +29,7 @@ MAX_BIAS = 1_000_000_000
 MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
 NAME_SHOWN = 100  # characters of an unknown field's name in an error
-MAX_NAME_CHARS = 4096  # of ids of requests, of keys of the cache, of adapters
+MAX_NAME = 4096  # characters of a name that every request of a call carries: its id, its key of the cache, its adapter
 MAX_STOP_CHARS = 16_384  # of all stop strings together: the text is compared with all of them
 MAX_GRAMMAR_CHARS = 1 << 20  # as it is written: the scheduler reads it; back ends take less of what it says
 INT32_MAX = 2**31 - 1
@@ -189,20 +189,15 @@ ANY_JSON = "$$ANY$$"
 JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to many clients, text on the wire
 
 
-def require_utf8(text: str, name: str) -> None:
+def require_utf8(text: str, name: str, most: int | None = None) -> None:
     """Messages between processes are UTF-8; Python strings may hold what is not."""
+    if most is not None and len(text) > most:
+        raise RequestError(f"{name} has {len(text)} characters; at most {most} are taken.", field=name)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         told = f"{name} holds a lone surrogate ({text[error.start]!r}), which cannot be encoded as UTF-8."
         raise RequestError(told, field=name) from None
-
-
-def require_name(text: str, name: str) -> None:
-    """For names that every request of a call carries with it."""
-    if len(text) > MAX_NAME_CHARS:
-        raise RequestError(f"{name} has {len(text)} characters; at most {MAX_NAME_CHARS} are taken.", field=name)
-    require_utf8(text, name)
 
 
 def require_few(listed: Sized, name: str, most: int = MAX_LISTED) -> None:

@@ -27,26 +27,15 @@ JSON_PATHS = frozenset(
 BUSY_STATUSES = frozenset({408, 429})
 NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
 INFO_PATHS = frozenset({"/server_info", "/get_server_info", "/model_info", "/get_model_info"})
-# What clients with a key learn of a worker: the model and its limits, as SGLang's clients read them. Settings, paths
-# and addresses are the operator's.
-TENANT_FIELDS = frozenset(
-    {
-        "served_model_name",
-        "is_generation",
-        "is_embedding",
-        "weight_version",
-        "architecture",
-        "architectures",
-        "model_type",
-    }
-    | {"context_length", "vocab_size", "max_total_num_tokens", "max_running_requests", "max_req_input_len", "version"}
-    | {"has_chat_template", "chat_template", "preferred_sampling_params", "tool_call_parser", "reasoning_parser"}
-    | {"has_image_understanding", "has_audio_understanding", "tp_size", "dp_size"}
-)
-TENANT_FIGURES = frozenset(
-    {"dp_rank", "last_gen_throughput", "avg_spec_accept_length", "num_running_reqs", "num_waiting_reqs"}
-    | {"num_used_tokens", "max_total_num_tokens", "effective_max_running_requests_per_dp"}
-)
+# What clients with a key learn of a worker: the model, its limits and the load, as SGLang's clients read them. Other
+# settings, paths and addresses are the operator's.
+TENANT_FIELDS = {
+    "served_model_name", "is_generation", "is_embedding", "weight_version", "architecture", "architectures",
+    "model_type", "context_length", "vocab_size", "max_total_num_tokens", "max_running_requests", "max_req_input_len",
+    "version", "has_chat_template", "preferred_sampling_params", "tool_call_parser", "reasoning_parser", "tp_size",
+    "dp_size", "has_image_understanding", "has_audio_understanding", "dp_rank", "last_gen_throughput",
+    "avg_spec_accept_length", "num_running_reqs", "num_waiting_reqs", "num_used_tokens",
+}  # fmt: skip
 MODEL_PATHS = ("model_path", "tokenizer_path")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SHORTEST_SECRET = 8  # characters
@@ -173,19 +162,15 @@ def _for_tenant(body: bytes) -> bytes:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise AttemptFailedError("the worker's answer is not JSON", 502) from None
     shown = {name: value for name, value in info.items() if name in TENANT_FIELDS}
-    if not isinstance(shown.get("chat_template"), dict):  # the name of a file
-        shown.pop("chat_template", None)
+    if isinstance(template := info.get("chat_template"), dict):  # else it names a file
+        shown["chat_template"] = template
     for name in MODEL_PATHS:  # clients read the model's name there, so a file's path gives way to that
         if isinstance(path := info.get(name), str):
             file = path.rstrip("/").rpartition("/")[2]
             shown[name] = path if HUB_NAME.fullmatch(path) else info.get("served_model_name") or file
-    states = info.get("internal_states")
-    if isinstance(states, list):
-        shown["internal_states"] = [
-            {name: value for name, value in state.items() if name in TENANT_FIGURES}
-            for state in states
-            if isinstance(state, dict)
-        ]
+    if isinstance(states := info.get("internal_states"), list):
+        known = (state for state in states if isinstance(state, dict))
+        shown["internal_states"] = [{name: state[name] for name in TENANT_FIELDS & state.keys()} for state in known]
     return encode_json(shown)
 
 

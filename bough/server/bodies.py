@@ -218,7 +218,7 @@ async def read_body(request: Request, struct: type[S]) -> S:
     if len(raw) > LARGE:
         await count_values(raw)
     _warnings.set(())
-    _size.set(len(raw))
+    body_bytes.set(len(raw))
     body = decode_body(raw, struct)
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
         request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
@@ -240,19 +240,13 @@ def name_unknown_fields(request: Request, raw: bytes, struct: type[msgspec.Struc
     _warnings.set(tuple(_unknown_text(name, struct, " has no effect") for name in unknown[:MAX_WARNINGS]))
 
 
+body_bytes: ContextVar[int] = ContextVar("bytes of the body of the request in progress", default=0)
 _warnings: ContextVar[tuple[str, ...]] = ContextVar("unknown fields of the request in progress", default=())
 
 
 def warnings_of_body() -> tuple[str, ...]:
     """What the client of the request in progress is told about its body."""
     return _warnings.get()
-
-
-_size: ContextVar[int] = ContextVar("bytes of the body of the request in progress", default=0)
-
-
-def size_of_body() -> int:
-    return _size.get()
 
 
 async def read_bytes(request: Request) -> bytes:

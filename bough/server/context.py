@@ -20,7 +20,7 @@ from bough.core.sampling_params import require_few
 from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
-from bough.server.bodies import size_of_body, warnings_of_body
+from bough.server.bodies import body_bytes, warnings_of_body
 from bough.server.messages import Message, check_size, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
@@ -93,10 +93,10 @@ class ServerContext:
             length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
             # What the answer leaves of the context; one that asks for all of it gets one token.
             given["truncate_prompt_tokens"] = length - (answer if answer < length else 1)
-        size = 0 if given.get("prompt") is None else size_of_body()
+        size = 0 if given.get("prompt") is None else body_bytes.get()
         most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
         limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
-        inputs = await self.client.prepared(await read_aside(lambda: self.reader.read(**given, **limits), size))
+        inputs = await self.client.prepared(await offload(size, lambda: self.reader.read(**given, **limits)))
         _check_logprobs(inputs)
         _check_shared(inputs)
         self._check_logprob_ids(inputs)
@@ -229,13 +229,9 @@ class ServerContext:
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, whose cost grows with `size` characters; long work runs in a thread."""
-    return work() if size < LONG_TEXT else await asyncio.to_thread(work)
-
-
-async def read_aside(read: Callable[[], T], size: int = 0) -> T:
-    """The result of `read`, which checks fields of the body: in a thread where that is large, or `size` (`offload`)."""
-    return await offload(LONG_TEXT if size_of_body() >= LONG_BODY else size, read)
+    """The result of `work`, whose cost grows with `size` characters, or with what the body holds; long work runs in a
+    thread."""
+    return await asyncio.to_thread(work) if size >= LONG_TEXT or body_bytes.get() >= LONG_BODY else work()
 
 
 def _check_logprobs(inputs: Inputs) -> None:

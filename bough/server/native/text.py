@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, reasoning_format, tool_format
-from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload, read_aside
+from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import set_field_names, shape_of
 from bough.server.messages import read_messages
@@ -65,7 +65,7 @@ async def _tokenize(body: schemas.TokenizeBody, tokenizer: Tokenizer) -> list[li
 async def _tokenize_messages(body: schemas.TokenizeBody, context: ServerContext) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
     variables, add = body.chat_template_kwargs, body.add_generation_prompt
-    messages = await read_aside(lambda: read_messages(body.messages))
+    messages = await offload(0, lambda: read_messages(body.messages))
     tools = choose_tools(read_functions(body.tools), body.tool_choice).shown
     options: dict[str, Any] = {"variables": variables, "add_generation_prompt": add, "whole": True}
     return [(await context.render(messages, tools=tools, **options)).ids]

@@ -21,15 +21,7 @@ from bough.core.errors import RequestError
 from bough.core.media import MediaPrompt, MediaSource
 from bough.core.plan import IntArray
 from bough.core.pooling import OF_TOKENS, Pooling
-from bough.core.sampling_params import (
-    INT32_MAX,
-    INT64_MAX,
-    MAX_LOGPROBS,
-    MAX_NAME,
-    SamplingParams,
-    require_few,
-    require_utf8,
-)
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_few, require_name
 from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import MAX_PATTERN_CHARS, check_patterns
 from bough.messages.requests import Bootstrap, LogprobRequest, SessionParams, Thinking
@@ -379,7 +371,7 @@ def _rids(given: Any, count: int, many: bool) -> list[str | None]:
     for rid in rids:
         if rid is not None and not isinstance(rid, str):
             raise RequestError(f"rid must be a string, got {rid!r}.", field="rid")
-        require_utf8(rid or "", "rid", MAX_NAME)
+        require_name(rid or "", "rid")
     return [f"{given}-{i}" for i in range(count)] if many and isinstance(given, str) else rids
 
 
@@ -401,7 +393,7 @@ def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list
     if many and _is_int(room):
         rooms = [room + i for i in range(count)]
     for each in hosts:
-        require_utf8(each or "", "bootstrap_host", MAX_NAME)
+        require_name(each or "", "bootstrap_host")
     places = zip(hosts, ports, rooms, strict=True)
     return [Bootstrap(h or "", p or 8998, r) if h or r is not None else None for h, p, r in places]
 
@@ -445,7 +437,7 @@ def _session(given: Any, logprobs: LogprobRequest | None) -> SessionParams | Non
     except msgspec.ValidationError as error:
         raise RequestError(f"session_params: {error}.", field="session_params") from None
     for name in (session.id, session.rid):
-        require_utf8(name or "", "session_params", MAX_NAME)
+        require_name(name or "", "session_params")
     if session == SessionParams():
         return None
     if session.rid is not None and logprobs is not None and logprobs.start >= 0:
@@ -460,5 +452,5 @@ def _namespace(extra_key: Any, cache_salt: Any, adapter: Any) -> str:
     for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt), ("lora_path", adapter)):
         if value is not None and not isinstance(value, str):
             raise RequestError(f"{name} must be a string, got {value!r}.", field=name)
-        require_utf8(value or "", name, MAX_NAME)
+        require_name(value or "", name)
     return "" if not extra_key and not cache_salt else f"{extra_key or ''}\0{cache_salt or ''}"

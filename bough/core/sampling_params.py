@@ -7,6 +7,7 @@ and the allowed range. Lists that clients may give as a single value are tuples 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import typing
@@ -29,7 +30,6 @@ MAX_BIAS = 1_000_000_000
 MAX_KEY_DIGITS = 20  # of a token id as text
 MAX_STOPS = 128
 NAME_SHOWN = 100  # characters of an unknown field's name in an error
-MAX_NAME = 4096  # characters of a name that every request of a call carries: its id, its key of the cache, its adapter
 MAX_STOP_CHARS = 16_384  # of all stop strings together: the text is compared with all of them
 MAX_GRAMMAR_CHARS = 1 << 20  # as it is written: the scheduler reads it; back ends take less of what it says
 INT32_MAX = 2**31 - 1
@@ -198,6 +198,11 @@ def require_utf8(text: str, name: str, most: int | None = None) -> None:
     except UnicodeEncodeError as error:
         told = f"{name} holds a lone surrogate ({text[error.start]!r}), which cannot be encoded as UTF-8."
         raise RequestError(told, field=name) from None
+
+
+require_name = functools.partial(
+    require_utf8, most=4096
+)  # for ids, keys and adapters, which all prompts of a call have
 
 
 def require_few(listed: Sized, name: str, most: int = MAX_LISTED) -> None:

@@ -3,6 +3,7 @@
 Client keys never open management: it has a key of its own, and is refused where clients have keys and it has none.
 """
 
+import contextlib
 import hmac
 import math
 from collections.abc import Iterable, Sequence
@@ -58,11 +59,10 @@ class Clients:
 
     def is_operator(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether the request may manage the fleet."""
-        try:
+        with contextlib.suppress(HttpError):
             self._admin.check("admin_only", headers)
-        except HttpError:
-            return False
-        return True
+            return True
+        return False
 
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """Counts a request, or raises a 429 without counting it."""

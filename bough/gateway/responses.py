@@ -115,7 +115,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
             if fields is None:
                 raise AttemptFailedError("the worker's answer is not JSON", 502)
         if call.path in INFO_PATHS:
-            body = _for_tenant(body) if call.tenant else _without_keys(body)
+            body = _info(body, call.tenant)
         return Response(200, headers, scrubbed(body, key), fields)
     if response.status in (401, 403):
         raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
@@ -147,20 +147,17 @@ def scrubbed(data: bytes, key: str | None) -> bytes:
     return data.replace(secret.encode(), b"***")
 
 
-def _without_keys(body: bytes) -> bytes:
-    try:
-        info = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return body
-    kept = {name: value for name, value in info.items() if not name.endswith("api_key")}
-    return body if len(kept) == len(info) else msgspec.json.encode(kept)
-
-
-def _for_tenant(body: bytes) -> bytes:
+def _info(body: bytes, tenant: bool) -> bytes:
+    """What a worker says of itself, without keys; for a tenant less."""
     try:
         info = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise AttemptFailedError("the worker's answer is not JSON", 502) from None
+        if tenant:
+            raise AttemptFailedError("the worker's answer is not JSON", 502) from None
+        return body
+    if not tenant:
+        kept = {name: value for name, value in info.items() if not name.endswith("api_key")}
+        return body if len(kept) == len(info) else encode_json(kept)
     shown = {name: value for name, value in info.items() if name in TENANT_FIELDS}
     if isinstance(template := info.get("chat_template"), dict):  # else it names a file
         shown["chat_template"] = template

@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -20,7 +20,6 @@ from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import LAUNCHED, checked_key
 from bough.gateway.responses import JSON, Response
 from bough.gateway.worker import Worker
-from bough.server.bodies import decode_body
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
 from bough.server.page import INDEX, page_file
@@ -32,6 +31,7 @@ SHOWN = (
     "id", "url", "bootstrap_port", "state", "load", "reported_load", "limit", "source", "pid", "restarts", "last_error",
 )  # fmt: skip
 Restart = Callable[[Worker], Awaitable[None]]
+T = TypeVar("T")
 Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameter, empty if it has none, and the body
 
 
@@ -114,7 +114,7 @@ class Management:
         return json_response({"workers": workers, "total": len(workers)})
 
     async def _add(self, parameter: str, body: bytes) -> Response:
-        new = decode_body(body, NewWorker)
+        new = decoded(body, NewWorker)
         field = "api_key"
         try:
             checked_key(new.api_key)
@@ -155,7 +155,7 @@ class Management:
         return json_response(self.gateway.policies.shown())
 
     async def _set_policy(self, parameter: str, body: bytes) -> Response:
-        new = decode_body(body, NewPolicy)
+        new = decoded(body, NewPolicy)
         choice = PolicyChoice(new.policy, new.options)
         try:
             if new.model is None:
@@ -234,6 +234,15 @@ def _model(name: str) -> dict[str, Any]:
 
 def json_response(content: Any, status: int = 200) -> Response:
     return Response(status, [(b"content-type", JSON)], encode_json(content))
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not JSON: {error}.") from None
 
 
 def worker_json(worker: Worker) -> dict[str, Any]:

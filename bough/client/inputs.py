@@ -21,9 +21,9 @@ from bough.core.errors import RequestError
 from bough.core.media import MediaPrompt, MediaSource
 from bough.core.plan import IntArray
 from bough.core.pooling import OF_TOKENS, Pooling
-from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_utf8
+from bough.core.sampling_params import INT32_MAX, INT64_MAX, MAX_LOGPROBS, SamplingParams, require_few, require_name
 from bough.core.seeds import derive_seed
-from bough.core.stop_patterns import check_patterns
+from bough.core.stop_patterns import MAX_PATTERN_CHARS, check_patterns
 from bough.messages.requests import Bootstrap, LogprobRequest, SessionParams, Thinking
 from bough.multimodal.sources import read_columns
 from bough.tokenizer.tokenizer import Tokenizer
@@ -196,8 +196,11 @@ class InputReader:
         if resumption is not None and (many or samplings[0].n > 1):
             raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
         prompts: list[Prompt] = []
+        asked: tuple[Any, ...] = ()
         for i, sampling in enumerate(samplings):
-            logprobs = _logprob_request(*(columns[name][i] for name in (*LOGPROBS, "ids")))
+            before, asked = asked, tuple(columns[name][i] for name in (*LOGPROBS, "ids"))
+            if not i or any(new is not old for new, old in zip(asked, before, strict=True)):  # else they are shared
+                logprobs = _logprob_request(*asked)
             session = _session(columns["session_params"][i], logprobs)
             if session is not None and session.rid is not None and self._tokenizer is not None:
                 begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
@@ -253,10 +256,11 @@ class InputReader:
                 continue
             sampling = SamplingParams.parse(given, self._defaults)
             self._require_text_for(sampling)
-            if not patterns.issuperset(sampling.stop_regex):
-                patterns.update(sampling.stop_regex)
-                check_patterns(patterns)
+            patterns.update(sampling.stop_regex)
+            if sum(map(len, patterns)) > MAX_PATTERN_CHARS:  # before more of them are compiled
+                break
             samplings.append(sampling)
+        check_patterns(patterns)
         return samplings
 
     def _marks(self, thinking: ThinkingMarks) -> Thinking:
@@ -363,7 +367,7 @@ def _rids(given: Any, count: int, many: bool) -> list[str | None]:
     for rid in rids:
         if rid is not None and not isinstance(rid, str):
             raise RequestError(f"rid must be a string, got {rid!r}.", field="rid")
-        require_utf8(rid or "", "rid")
+        require_name(rid or "", "rid")
     return [f"{given}-{i}" for i in range(count)] if many and isinstance(given, str) else rids
 
 
@@ -384,6 +388,8 @@ def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list
     hosts, ports, rooms = (_column(value, count, many, name) for name, value in named.items())
     if many and _is_int(room):
         rooms = [room + i for i in range(count)]
+    for each in hosts:
+        require_name(each or "", "bootstrap_host")
     places = zip(hosts, ports, rooms, strict=True)
     return [Bootstrap(h or "", p or 8998, r) if h or r is not None else None for h, p, r in places]
 
@@ -405,11 +411,9 @@ def _logprob_request(wanted: Any, start: Any, top: Any, ids: Any) -> LogprobRequ
         text = f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}, got {top!r}."
         raise RequestError(text, field="top_logprobs_num")
     chosen = () if ids is None else tuple(ids) if _is_list(ids) else (ids,)
+    require_few(chosen, "token_ids_logprob", MAX_LOGPROBS)  # before each is looked at
     if any(not _is_int(x) or not 0 <= x <= INT32_MAX for x in chosen):
         text = f"token_ids_logprob must be a list of token ids (0 to {INT32_MAX})."
-        raise RequestError(text, field="token_ids_logprob")
-    if len(chosen) > MAX_LOGPROBS:
-        text = f"token_ids_logprob has {len(chosen)} entries; at most {MAX_LOGPROBS} are taken."
         raise RequestError(text, field="token_ids_logprob")
     return LogprobRequest(int(start), int(top), tuple(int(x) for x in chosen)) if wanted else None
 
@@ -428,6 +432,8 @@ def _session(given: Any, logprobs: LogprobRequest | None) -> SessionParams | Non
         session = msgspec.convert(given, SessionParams)
     except msgspec.ValidationError as error:
         raise RequestError(f"session_params: {error}.", field="session_params") from None
+    for name in (session.id, session.rid):
+        require_name(name or "", "session_params")
     if session == SessionParams():
         return None
     if session.rid is not None and logprobs is not None and logprobs.start >= 0:
@@ -442,5 +448,5 @@ def _namespace(extra_key: Any, cache_salt: Any, adapter: Any) -> str:
     for name, value in (("extra_key", extra_key), ("cache_salt", cache_salt), ("lora_path", adapter)):
         if value is not None and not isinstance(value, str):
             raise RequestError(f"{name} must be a string, got {value!r}.", field=name)
-        require_utf8(value or "", name)
+        require_name(value or "", name)
     return "" if not extra_key and not cache_salt else f"{extra_key or ''}\0{cache_salt or ''}"

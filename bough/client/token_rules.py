@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import INT32_MAX, MAX_BIAS, SamplingParams
+from bough.core.sampling_params import INT32_MAX, MAX_BIAS, SamplingParams, require_few
 from bough.tokenizer.tokenizer import Tokenizer
 
 # Above the distance of any two logits, so that others get no probability; small enough to keep their fourth decimal.
 ALLOWED_BIAS = 1000.0
+MAX_BAD_WORDS, MAX_BAD_CHARS = 4096, 65_536  # of a request: with each token the scheduler looks which may be said now
 
 
 def banned_words(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[set[int], tuple[tuple[int, ...], ...]]:
@@ -21,13 +22,16 @@ def banned_words(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[set
     that are several, the ones that could still be said."""
     if words and tokenizer is None:
         raise RequestError("bad_words are text, and this engine has no tokenizer.", field="bad_words")
-    forms: dict[tuple[int, ...], None] = {}
+    require_few(words, "bad_words", MAX_BAD_WORDS)
+    if (chars := sum(map(len, words))) > MAX_BAD_CHARS:
+        told = f"bad_words has {chars} characters; all its words together may have {MAX_BAD_CHARS}."
+        raise RequestError(told, field="bad_words")
     for word in words:
-        assert tokenizer is not None
         if not word.strip():
             raise RequestError(f"bad_words: {word!r} is no word; leave it out.", field="bad_words")
-        encoded = tokenizer.encode_batch([word.lstrip(), f" {word.lstrip()}"], add_special_tokens=False)
-        forms |= dict.fromkeys(map(tuple, encoded))
+    written = [form for word in words for form in (word.lstrip(), f" {word.lstrip()}")]
+    encoded = [] if tokenizer is None else tokenizer.encode_batch(written, add_special_tokens=False)
+    forms = dict.fromkeys(map(tuple, encoded))
     single = {form[0] for form in forms if len(form) == 1}
     return single, tuple(form for form in forms if single.isdisjoint(form))
 

@@ -68,6 +68,8 @@ class Judge:
         except Unresolvable as error:
             named = getattr(error, "anchor", error.ref)
             raise Undecided(f"has a reference that leads out of the schema ({named})") from None
+        except OverflowError:
+            raise Undecided("has a number that is too large to be divided") from None
 
     def _counted(self, check: Keyword, cost: int) -> Keyword:
         def run(validator: Any, value: Any, instance: Any, schema: Any) -> Any:

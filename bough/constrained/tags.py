@@ -117,7 +117,7 @@ class _TagLowering:
         kind = found.get("type") if isinstance(found, dict) else None
         if kind is None and isinstance(found, dict) and "begin" in found:
             found, kind = {"type": "tag", **found}, "tag"
-        if kind not in FIELDS:
+        if not isinstance(kind, str) or kind not in FIELDS:
             raise self.error(path, f"has an unknown type, {kind!r}; known are: {', '.join(FIELDS)}")
         self._check_fields(found, kind, path)
         match kind:

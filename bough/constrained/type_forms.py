@@ -217,7 +217,7 @@ def _bound(lowering: Lowering, parts: Parts, rest: str, tighter: Callable[..., A
             found.append((node[plain], node.get(exclusive) is True))
         if exclusive in node and not isinstance(node[exclusive], bool):
             found.append((node[exclusive], True))
-    found = [(value, strict) for value, strict in found if not math.isinf(value)]
+    found = [(value, strict) for value, strict in found if abs(value) != math.inf]  # of any whole number
     if not found:
         return None
     value = tighter(value for value, _ in found)

@@ -18,6 +18,8 @@ class BoughError(Exception):
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is spelt most like this one, case aside, for a sentence that asks whether it was meant."""
     by_folded = {name.casefold(): name for name in known}
+    if len(word) > 2 * max(map(len, by_folded), default=0):  # like none of them, and long to compare
+        return None
     return next((by_folded[near] for near in difflib.get_close_matches(word.casefold(), by_folded, n=1)), None)
 
 

@@ -12,7 +12,7 @@ from bough.gateway.headers import RawHeaders, upstream_headers
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
 from bough.gateway.peek import LARGE, Peek, peek
-from bough.gateway.responses import JSON_PATHS, Response
+from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
@@ -25,7 +25,7 @@ PREFIXES = ("/v1/", "/api/")
 NATIVE_PATHS = frozenset(
     {"/generate", "/tokenize", "/detokenize", "/encode", "/classify", "/rerank", "/health_generate"}
     | {"/parse_function_call", "/separate_reasoning", "/get_load", "/invocations", "/vertex_generate"}
-    | {"/model_info", "/get_model_info", "/server_info", "/get_server_info"}
+    | INFO_PATHS
     | {"/weight_version", "/get_weight_version"}
     | {"/docs", "/openapi.json"}
 )
@@ -63,7 +63,8 @@ class GatewayApp:
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
-            access: Access = "admin" if path in WORKER_MANAGEMENT else "api"
+            shows = path in INFO_PATHS and self._gateway.clients.is_operator(scope["headers"])
+            access: Access = "admin" if shows or path in WORKER_MANAGEMENT else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive)
@@ -135,4 +136,5 @@ def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None)
         peek=peeked,
         request_id=request_id,
         client_name=None if client is None else client.name,
+        tenant=client is not None,
     )

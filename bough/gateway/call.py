@@ -31,6 +31,7 @@ class Call(msgspec.Struct, eq=False):
     peek: Peek
     request_id: str
     client_name: str | None = None  # whose key it came with
+    tenant: bool = False  # it came with a client's key, which shows no settings of workers
     pinned: Worker | None = None  # the only worker that can answer
     began_s: float = msgspec.field(default_factory=time.perf_counter)
     admitted: bool = False  # it counts against the gateway's limit on requests at once

@@ -3,6 +3,7 @@
 Client keys never open management: it has a key of its own, and is refused where clients have keys and it has none.
 """
 
+import contextlib
 import hmac
 import math
 from collections.abc import Iterable, Sequence
@@ -55,6 +56,13 @@ class Clients:
         if not matches:
             raise unauthorised("api", given)
         return matches[0]
+
+    def is_operator(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether the request may manage the fleet."""
+        with contextlib.suppress(HttpError):
+            self._admin.check("admin_only", headers)
+            return True
+        return False
 
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """Counts a request, or raises a 429 without counting it."""

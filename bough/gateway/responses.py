@@ -3,6 +3,9 @@
 A 200 with something else than was asked for is a failure. Plain-text errors get OpenAI's shape.
 """
 
+import re
+from typing import Any
+
 import msgspec
 
 from bough.gateway.call import Call
@@ -23,7 +26,18 @@ JSON_PATHS = frozenset(
 )
 BUSY_STATUSES = frozenset({408, 429})
 NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again
-INFO_PATHS = frozenset({"/server_info", "/get_server_info"})
+INFO_PATHS = frozenset({"/server_info", "/get_server_info", "/model_info", "/get_model_info"})
+# What clients with a key learn of a worker: the model, its limits and the load, as SGLang's clients read them. Other
+# settings, paths and addresses are the operator's.
+TENANT_FIELDS = {
+    "served_model_name", "is_generation", "is_embedding", "weight_version", "architecture", "architectures",
+    "model_type", "context_length", "vocab_size", "max_total_num_tokens", "max_running_requests", "max_req_input_len",
+    "version", "has_chat_template", "preferred_sampling_params", "tool_call_parser", "reasoning_parser", "tp_size",
+    "dp_size", "has_image_understanding", "has_audio_understanding", "dp_rank", "last_gen_throughput",
+    "avg_spec_accept_length", "num_running_reqs", "num_waiting_reqs", "num_used_tokens",
+}  # fmt: skip
+MODEL_PATHS = ("model_path", "tokenizer_path")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SHORTEST_SECRET = 8  # characters
 LONGEST_QUOTE = 500  # characters of a worker's plain text that go into an error
 
@@ -101,7 +115,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
             if fields is None:
                 raise AttemptFailedError("the worker's answer is not JSON", 502)
         if call.path in INFO_PATHS:
-            body = _without_keys(body)
+            body = _info(body, call.tenant)
         return Response(200, headers, scrubbed(body, key), fields)
     if response.status in (401, 403):
         raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
@@ -133,13 +147,28 @@ def scrubbed(data: bytes, key: str | None) -> bytes:
     return data.replace(secret.encode(), b"***")
 
 
-def _without_keys(body: bytes) -> bytes:
+def _info(body: bytes, tenant: bool) -> bytes:
+    """What a worker says of itself, without keys; for a tenant less."""
     try:
-        info = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        info = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
+        if tenant:
+            raise AttemptFailedError("the worker's answer is not JSON", 502) from None
         return body
-    kept = {name: value for name, value in info.items() if not name.endswith("api_key")}
-    return body if len(kept) == len(info) else msgspec.json.encode(kept)
+    if not tenant:
+        kept = {name: value for name, value in info.items() if not name.endswith("api_key")}
+        return body if len(kept) == len(info) else encode_json(kept)
+    shown = {name: value for name, value in info.items() if name in TENANT_FIELDS}
+    if isinstance(template := info.get("chat_template"), dict):  # else it names a file
+        shown["chat_template"] = template
+    for name in MODEL_PATHS:  # clients read the model's name there, so a file's path gives way to that
+        if isinstance(path := info.get(name), str):
+            file = path.rstrip("/").rpartition("/")[2]
+            shown[name] = path if HUB_NAME.fullmatch(path) else info.get("served_model_name") or file
+    if isinstance(states := info.get("internal_states"), list):
+        known = (state for state in states if isinstance(state, dict))
+        shown["internal_states"] = [{name: state[name] for name in TENANT_FIELDS & state.keys()} for state in known]
+    return encode_json(shown)
 
 
 def error_shape(path: str) -> Shape:

@@ -23,7 +23,7 @@ import msgspec
 from starlette.requests import Request
 
 from bough.core.errors import RequestError, nearest
-from bough.core.sampling_params import INT32_MAX, MAX_STOPS, require_few
+from bough.core.sampling_params import INT32_MAX, MAX_STOPS, NAME_SHOWN, require_few
 from bough.core.server_settings import ServerSettings
 from bough.server.errors import HttpError
 from bough.server.held_bodies import HELD_KEY, HeldBody
@@ -157,6 +157,8 @@ def asks_nothing(value: Any) -> bool:
         return True
     left = [value]
     while left:
+        if len(left) > MAX_EMPTY:
+            return False
         match left.pop():
             case dict() as given:
                 left += given.values()
@@ -198,7 +200,8 @@ MOST_FIELDS, MOST_VALUES = 1 << 19, 1 << 21  # in a large body: full tables and 
 MOST_FLOATS = 1 << 17  # of a body with a whole number that is written as a float: Python looks at each
 PIECE, STRING = 1 << 16, re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 MAX_WARNINGS = 16  # about unknown fields in one answer
-MAX_LOGGED_FIELDS, NAME_SHOWN = 1000, 100  # unknown fields that are named in the log, and how much of their names
+MAX_LOGGED_FIELDS = 1000  # unknown fields that are named in the log
+MAX_EMPTY = 1000  # nulls in a field that asks for nothing: nobody needs more, and each is looked at
 RECORDER_KEY, RECORDED_KEY = "bough.recorder", "bough.recorded"  # keys in the ASGI scope
 SETTINGS_KEY = "bough.settings"  # key in the ASGI scope of the server's settings
 
@@ -215,6 +218,7 @@ async def read_body(request: Request, struct: type[S]) -> S:
     if len(raw) > LARGE:
         await count_values(raw)
     _warnings.set(())
+    body_bytes.set(len(raw))
     body = decode_body(raw, struct)
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
         request.scope[RECORDED_KEY] = recorder.add(request.scope["path"], raw or b"{}")
@@ -236,6 +240,7 @@ def name_unknown_fields(request: Request, raw: bytes, struct: type[msgspec.Struc
     _warnings.set(tuple(_unknown_text(name, struct, " has no effect") for name in unknown[:MAX_WARNINGS]))
 
 
+body_bytes: ContextVar[int] = ContextVar("bytes of the body of the request in progress", default=0)
 _warnings: ContextVar[tuple[str, ...]] = ContextVar("unknown fields of the request in progress", default=())
 
 

@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs, Prompt
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.media import MediaSource
+from bough.core.sampling_params import require_few
 from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
-from bough.server.bodies import warnings_of_body
+from bough.server.bodies import body_bytes, warnings_of_body
 from bough.server.messages import Message, check_size, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
@@ -31,6 +34,7 @@ T = TypeVar("T")
 # Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
 # its own: the tokenizer releases the GIL, so other requests' tokens go out in the meantime.
 LONG_TEXT = 10_000
+LONG_BODY = 80_000  # the same of the bytes of a body whose fields are checked
 
 # Prompts of one HTTP request, times their samples. Preparing each blocks the event loop for about ten
 # microseconds; offline callers block only themselves and have no such limit.
@@ -38,8 +42,12 @@ MAX_REQUESTS_PER_CALL = 8192
 MAX_VECTORS_PER_CALL = 65_536  # of which nothing is streamed
 
 # Logprobs of the prompts of one HTTP request: they come all at once, and encoding a million as JSON blocks the
-# event loop for about half a second. Those of outputs come token by token.
-MAX_PROMPT_LOGPROBS = 1 << 21
+# event loop for about half a second. Those of outputs come token by token, of all answers at once.
+MAX_PROMPT_LOGPROBS, MAX_OUTPUT_LOGPROBS = 1 << 21, 1 << 18
+
+# Every prompt goes to the engine with all its parameters, those that it shares with others of its call among them.
+MAX_SENT_BYTES = 1 << 26
+ENTRY_BYTES = 64  # what an entry of a table counts: the scheduler looks at each
 
 TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 STATE_TIMEOUT_S = 5.0  # half of the time that Prometheus gives a page: a stuck engine must not hide what else is known
@@ -78,17 +86,19 @@ class ServerContext:
         own = self.model.name
         if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
             given["lora_path"] = model.removeprefix(f"{own}:")
+        self._check_tables(given)
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])
         if given.get("truncate_prompt_tokens") == -1:
             length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
             # What the answer leaves of the context; one that asks for all of it gets one token.
             given["truncate_prompt_tokens"] = length - (answer if answer < length else 1)
-        size = _size(given.get("prompt")) + _size(given.get("input_ids"))
+        size = 0 if given.get("prompt") is None else body_bytes.get()
         most = MAX_REQUESTS_PER_CALL if given.get("pooling") is None else MAX_VECTORS_PER_CALL
         limits: dict[str, Any] = {"limit": most, "warnings": warnings_of_body()}
         inputs = await self.client.prepared(await offload(size, lambda: self.reader.read(**given, **limits)))
         _check_logprobs(inputs)
+        _check_shared(inputs)
         self._check_logprob_ids(inputs)
         return self._with_length_warnings(inputs)
 
@@ -191,11 +201,22 @@ class ServerContext:
     def _check_logprob_ids(self, inputs: Inputs) -> None:
         """An id that the model does not have fails the whole call, not one prompt of a batch."""
         last = self.model.vocab_size - 1
-        for prompt in inputs.prompts:
-            for token in () if prompt.logprobs is None else prompt.logprobs.ids:
-                if token > last:
-                    text = f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last})."
-                    raise RequestError(text, field="token_ids_logprob")
+        asked = {id(prompt.logprobs): prompt.logprobs for prompt in inputs.prompts}.values()
+        for token in (token for spec in asked if spec is not None for token in spec.ids):
+            if token > last:
+                text = f"token_ids_logprob: token id {token} is outside the vocabulary (0 to {last})."
+                raise RequestError(text, field="token_ids_logprob")
+
+    def _check_tables(self, given: Mapping[str, Any]) -> None:
+        """A table with more entries than there are tokens is wrong, whatever they are: nobody looks at them."""
+        column, vocabulary = given.get("sampling_params"), self.model.vocab_size
+        biases = [(each or {}).get("logit_bias") for each in (column if isinstance(column, list) else [column])]
+        tables = [("allowed_token_ids", given.get("allowed_token_ids")), *(("logit_bias", bias) for bias in biases)]
+        for name, table in tables:
+            if isinstance(table, dict | list) and len(table) > vocabulary:
+                require_few(table, name)
+                text = f"{name} has {len(table)} entries, and the model has {vocabulary} tokens; give each token once."
+                raise RequestError(text, field=name)
 
     def _bounded_ids(self, ids: Any) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
@@ -208,21 +229,36 @@ class ServerContext:
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, whose cost grows with `size` characters; long work runs in a thread."""
-    return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+    """The result of `work`, whose cost grows with `size` characters, or with what the body holds; long work runs in a
+    thread."""
+    return await asyncio.to_thread(work) if size >= LONG_TEXT or body_bytes.get() >= LONG_BODY else work()
 
 
 def _check_logprobs(inputs: Inputs) -> None:
-    asked = ((prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None)
-    entries = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
-    if entries > MAX_PROMPT_LOGPROBS:
-        problem = f"top_logprobs_num asks for {entries} logprobs of the prompt's tokens"
-        advice = "Ask for fewer of each token, or give a later logprob_start_len."
-        text = f"{problem}; at most {MAX_PROMPT_LOGPROBS} are given at once. {advice}"
-        raise RequestError(text, field="top_logprobs_num")
+    asked = [(prompt, prompt.logprobs) for prompt in inputs.prompts if prompt.logprobs is not None]
+    of_prompts = sum((len(prompt.ids) - spec.start) * spec.width for prompt, spec in asked if spec.start >= 0)
+    later, fewer = "give a later logprob_start_len", "send fewer requests in one call"
+    for entries, most, what, advice in (
+        (of_prompts, MAX_PROMPT_LOGPROBS, "of the prompt's tokens", later),
+        (sum(spec.width for _, spec in asked), MAX_OUTPUT_LOGPROBS, "with each token of all answers", fewer),
+    ):
+        if entries > most:
+            text = f"top_logprobs_num asks for {entries} logprobs {what}; at most {most} are given at once."
+            raise RequestError(f"{text} Ask for fewer of each token, or {advice}.", field="top_logprobs_num")
 
 
-def _size(prompt: Any) -> int:
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return sum(len(each) for each in prompt if isinstance(each, str | list))
-    return len(prompt) if isinstance(prompt, str | list) else 0
+def _check_shared(inputs: Inputs) -> None:
+    """Bounds what is sent many times over. What a single request brings its body bounds."""
+    if len(inputs.prompts) == 1:
+        return
+    sizes: dict[int, int] = {}  # of shared parameters
+    total = 0
+    for prompt in inputs.prompts:
+        if id(prompt.sampling) not in sizes:
+            entries = len(prompt.sampling.logit_bias) + sum(map(len, prompt.bad_words))
+            sizes[id(prompt.sampling)] = len(msgspec.msgpack.encode(prompt.sampling)) + ENTRY_BYTES * entries
+        total += sizes[id(prompt.sampling)]
+    if total > MAX_SENT_BYTES:
+        problem = f"{len(inputs.prompts)} requests with sampling parameters of {total >> 20} MiB in all"
+        limit = f"{MAX_SENT_BYTES >> 20} MiB ({ENTRY_BYTES} bytes for each entry of a table) may be sent in one call"
+        raise RequestError(f"{problem}: {limit}; send several.", field="sampling_params")

@@ -29,6 +29,7 @@ MEDIA_PARTS: dict[str, MediaKind] = {
 MEDIA_ROLES = ("user", "tool")
 DETAILS = (None, "low", "high", "auto")
 MAX_VALUES = 1 << 17  # of a conversation: reading them blocks the event loop for some tenths of a second
+MAX_ARGUMENTS = 1 << 20  # characters of a call's arguments that are read as JSON; longer ones stay text
 
 Message = dict[str, Any]
 Content = str | list[dict[str, Any]]
@@ -51,15 +52,16 @@ def check_size(given: Any, field: str, *, spoken: bool = False) -> int:
     count = characters = 0
     while left:
         value = left.pop()
-        if isinstance(value, str):
-            characters += len(value)
-            continue
-        inside = value.values() if isinstance(value, Mapping) else value
+        inside = value.values() if type(value) is dict else value
         count += len(inside)
         if count > MAX_VALUES:
             text = f"{field} holds more than {MAX_VALUES} values (messages, their parts and fields); shorten it."
             raise RequestError(text, field=field)
-        left += [each for each in inside if isinstance(each, list | dict | str)]
+        for each in inside:
+            if type(each) is str:
+                characters += len(each)
+            elif type(each) is dict or type(each) is list:
+                left.append(each)
     return count + characters
 
 
@@ -171,7 +173,7 @@ def joined_turns(turns: Sequence[Message], separator: str = "") -> Message:
 
 
 def _arguments_of(given: Any) -> Any:
-    if not isinstance(given, str):
+    if not isinstance(given, str) or len(given) > MAX_ARGUMENTS:
         return {} if given is None else given
     try:
         value = json.loads(given or "{}")

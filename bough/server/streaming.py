@@ -24,7 +24,7 @@ from bough.client.handle import EngineClient, raise_if_refused
 from bough.client.inputs import Inputs, Prompt, Resumption, token_array
 from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
-from bough.core.sampling_params import INT64_MAX
+from bough.core.sampling_params import INT64_MAX, require_few
 from bough.server.endpoint import EVENTS, encode_json, json_response
 from bough.server.errors import Failure, failure_of
 from bough.server.http import race
@@ -272,6 +272,7 @@ def read_resumption(resume: Resume | None, stream: bool | None) -> dict[str, Any
         return {}
     if not stream:
         raise RequestError("resume goes on with a stream; set stream to true.", field="resume")
+    require_few(resume.output_ids, "resume.output_ids")
     if any(isinstance(entry, list) for entry in resume.output_ids):
         text = "resume.output_ids must be the token ids of one answer; streams of several cannot be resumed."
         raise RequestError(text, field="resume.output_ids")

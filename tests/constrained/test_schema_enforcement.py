@@ -41,6 +41,7 @@ ALLOWED_AND_FORBIDDEN: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.001}, ["0.0005"], ["0", "0.0", "0.001", "-0"]),
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, ["-9223372036854775808"], ["9223372036854775808"]),
     ({"type": "number", "maximum": -9.223372036854776e18}, ["-9223372036854775808"], ["-9223372036854775807"]),
+    ({"type": "integer", "minimum": -(10**400), "maximum": 10**400}, ["0", "-17"], ["0.5"]),
     ({"type": "string", "pattern": "^[\\x00-\\x1f]+$"}, ['"\\u0001"', '"\\n"'], ['"\\""', '"\x01"']),
     ({"type": "string", "pattern": "^[a-z]+( [a-z]+)*$", "minLength": 4, "maxLength": 6},
      ['"ab cd"'], ['"a b"', '"abcdefg"']),

@@ -59,6 +59,8 @@ REFUSED = [
     (json_schema_spec({"description": "x" * 300_000}), "characters"),
     (structural_tag_spec({"type": "structural_tag"}), "needs either"),
     (structural_tag_spec({"format": {"type": "json"}}), "unknown type"),
+    (structural_tag_spec({"format": {"type": ["regex"]}}), "unknown type"),
+    (json_schema_spec({"enum": [1e308], "multipleOf": 10**400}), "too large to be divided|allows no value"),
     (structural_tag_spec({"structures": [{"begin": "<a>", "end": ""}], "triggers": ["<a"]}), "begin, schema and end"),
     (structural_tag_spec({"structures": [STRUCTURE], "triggers": ["<a"], "at_least_one": True}), "#/at_least_one"),
     (structural_tag_spec({"structures": [{**STRUCTURE, "style": "x"}], "triggers": ["<a"]}), "#/structures/0/style"),

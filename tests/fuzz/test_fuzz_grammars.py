@@ -1,5 +1,6 @@
 """Random schemas, patterns and grammars against a clock: each is compiled and can be walked, or is refused with a
-sentence, within the time that a compile may take; and the compiler goes on."""
+sentence, within the time that a compile may take; and the compiler goes on. At every step of a walk the grammar is
+asked for the text that must come."""
 
 from __future__ import annotations
 
@@ -9,16 +10,19 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bough.constrained.compiler import CachingCompiler
-from bough.constrained.interface import GrammarSpec
+from bough.constrained.interface import GrammarSpec, Matcher
+from bough.constrained.limits import MAX_FORCED
 from bough.core.errors import RequestError
-from tests.constrained.walks import BYTES, accepts
+from tests.constrained.walks import BYTES, STOP, accepts, allowed_tokens
 from tests.fakes.grammar_specs import choice_spec, ebnf_spec, json_schema_spec, regex_spec, structural_tag_spec
 
 COUNTS = [pytest.param(40, marks=pytest.mark.slow), pytest.param(1500, marks=pytest.mark.long)]
 TIMEOUT_S = 2.0  # of a compile
+STEPS = 12  # of a walk
 HANG_S = 120.0  # no bound on speed: with other work beside it, whatever takes longer does not end
 
 WORDS = ["a", "b", "é", "😀", "\\", '"', "\n", "", "\x00", "$ref", "0" * 50, "^", "(?:", "x" * 300]
@@ -153,11 +157,36 @@ def specs(count: int) -> Iterator[GrammarSpec]:
             assert error.status_code == 400 and str(error).strip()
 
 
+def walk(matcher: Matcher, draw: random.Random) -> int:
+    """Goes some random steps; at how many of them text was forced. That is allowed, has no alternative, and asking for
+    it changes nothing."""
+    mask, again, forcing = np.zeros(BYTES.mask_words, np.int32), np.zeros(BYTES.mask_words, np.int32), 0
+    for _ in range(STEPS):
+        matcher.fill(mask)
+        allowed = [int(token) for token in allowed_tokens(mask)]
+        forced = matcher.forced()
+        assert len(forced) <= 4 * MAX_FORCED  # bytes of a character
+        if forced:
+            forcing += 1
+            assert not matcher.can_end
+            pieces = [BYTES.pieces[token] for token in allowed]
+            assert all(forced.startswith(piece) or piece.startswith(forced) for piece in pieces), (forced, pieces[:9])
+            assert all(map(matcher.accept, forced)), forced
+            matcher.rollback(len(forced))
+            matcher.fill(again)
+            assert (mask == again).all(), forced
+        if matcher.finished or not allowed:
+            break
+        assert matcher.accept(draw.choice([token for token in allowed if token != STOP] or allowed))
+    return forcing
+
+
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines-core"])
 def test_a_grammar_is_compiled_or_refused_in_time(backend: str, count: int) -> None:
     compiler = CachingCompiler(backend, lambda: BYTES, timeout_s=TIMEOUT_S)
-    compiled = refused = 0
+    compiled = refused = forcing = 0
+    draw = random.Random(29)
     try:
         for spec in specs(count):
             ticket, begin = compiler.request(spec), time.monotonic()
@@ -169,10 +198,17 @@ def test_a_grammar_is_compiled_or_refused_in_time(backend: str, count: int) -> N
             except RequestError as error:
                 refused += 1
                 assert error.status_code == 400 and str(error).strip(), f"{error}: {spec.kind} {spec.text[:2000]}"
+                assert "please report it" not in str(error), f"{error}: {spec.kind} {spec.text[:2000]}"  # a defect
             else:
                 compiled += 1
                 accepts(matcher, '{"a": 1}')
-        assert compiled and refused
+                try:
+                    forcing += walk(matcher, draw)
+                except RequestError as error:  # a limit of the back end
+                    assert str(error).strip()
+                except AssertionError as error:
+                    raise AssertionError(f"{spec.kind} {spec.text[:2000]}") from error
+        assert compiled and refused and forcing
         ticket = compiler.request(choice_spec(["yes", "no"]))
         while not ticket.done:
             time.sleep(0.001)

@@ -120,6 +120,76 @@ def test_what_the_configuration_names_gets_the_key_of_the_fleet() -> None:
     assert registry.add("http://own:1", source="file").api_key == "own-secret"
 
 
+INFO = {
+    "model_path": "/srv/models/secret-place/llama.gguf",
+    "tokenizer_path": "/srv/tokenizers/secret-place",
+    "served_model_name": "llama",
+    "context_length": 8192,
+    "chat_template": "/srv/secret-place/template.jinja",
+    "crash_dump_folder": "/var/secret-place",
+    "lora_paths": ["a=/srv/secret-place/a"],
+    "kv_events_config": "{}",
+    "host": "10.0.0.7",
+    "max_total_num_tokens": 100,
+    "version": "1.2",
+    "internal_states": [{"last_gen_throughput": 5.0, "model_path": "/srv/secret-place", "live_settings": {"a": 1}}],
+}
+SEEN = {
+    "model_path": "llama",
+    "tokenizer_path": "llama",
+    "served_model_name": "llama",
+    "context_length": 8192,
+    "max_total_num_tokens": 100,
+    "version": "1.2",
+    "internal_states": [{"last_gen_throughput": 5.0}],
+}
+
+
+class Telling(FakeWorker):
+    answer: Any = INFO
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("_info"):
+            return web.Response(text=self.answer) if isinstance(self.answer, str) else web.json_response(self.answer)
+        return await super()._answer(request)
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/model_info", "/get_model_info"])
+def test_settings_of_workers_are_the_operators(path: str) -> None:
+    async def main() -> None:
+        async with workers(Telling()) as (fake,):
+            async with desk(fake, api_keys=("tenant",), admin_api_key="root") as d:
+                assert await d.get(path, headers=CLIENT) == (200, SEEN)
+                assert await d.get(path, headers=ADMIN) == (200, INFO)
+                assert (await d.get(path, headers={"x-api-key": "wrong"}))[0] == 401
+                assert (await d.get(path))[0] == 401
+            async with desk(fake, api_keys=("tenant",)) as d:
+                assert await d.get(path, headers=CLIENT) == (200, SEEN)
+            for settings in ({}, {"admin_api_key": "root"}):
+                async with desk(fake, **settings) as d:
+                    assert await d.get(path) == (200, INFO)
+
+    asyncio.run(main())
+
+
+def test_a_name_of_the_hub_is_no_path_and_what_cannot_be_read_is_not_shown() -> None:
+    async def main() -> None:
+        async with workers(Telling()) as (fake,), desk(fake, api_keys=("tenant",)) as d:
+            for given, seen in (
+                ({"model_path": "Org/Model-1.5"}, {"model_path": "Org/Model-1.5"}),
+                ({"model_path": "/srv/models/Model-1.5/"}, {"model_path": "Model-1.5"}),
+                ({"model_path": "../models/a", "internal_states": {"a": 1}}, {"model_path": "a"}),
+                ({"model_path": None, "chat_template": {"sources": {}}}, {"chat_template": {"sources": {}}}),
+            ):
+                fake.answer = given
+                assert await d.get("/server_info", headers=CLIENT) == (200, seen)
+            fake.answer = "/srv/secret-place: no JSON"
+            status, answer = await d.get("/server_info", headers=CLIENT)
+            assert status == 502 and "secret-place" not in str(answer)
+
+    asyncio.run(main())
+
+
 def test_a_redirect_takes_no_key_anywhere() -> None:
     async def main() -> None:
         class Redirecting(FakeWorker):

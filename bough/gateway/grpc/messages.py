@@ -34,14 +34,14 @@ CODES = {
 
 
 def completion_body(request: Any, stream: bool) -> bytes:
-    more = json_format.MessageToDict(request.more)
+    more: dict[str, Any] = json_format.MessageToDict(request.more)  # its numbers are floats, whole ones too
     for name in SET_HERE:
         if name in more:
             raise RequestError(f"more.{name} cannot be set: the gRPC front sets it itself.", field=f"more.{name}")
     if request.WhichOneof("prompt") is None:
         raise RequestError("Give a prompt: text or token_ids.", field="text")
     prompt: Any = request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids)
-    body: dict[str, Any] = {name: _plain(value) for name, value in more.items()}
+    body = dict(more)
     for field, value in request.sampling.ListFields():  # what was given, defaults left out
         body[field.name] = list(value) if field.name in ("stop", "stop_token_ids") else value
     body |= {"prompt": prompt, "stream": stream, "return_token_ids": True}
@@ -50,17 +50,6 @@ def completion_body(request: Any, stream: bool) -> bytes:
     if stream:
         body["stream_options"] = {"include_usage": True}
     return msgspec.json.encode(body)
-
-
-def _plain(value: Any) -> Any:
-    """A protobuf Struct has only floats: whole ones become ints."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value
 
 
 def reply_of(completion: dict[str, Any]) -> Any:

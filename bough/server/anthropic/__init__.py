@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from bough.server.anthropic import requests
 from bough.server.anthropic.writing import Message, MessageWriter, TokensCount
-from bough.server.context import ServerContext
+from bough.server.context import ServerContext, offload
 from bough.server.endpoint import ANTHROPIC, EVENTS, Endpoint, json_response
 from bough.server.errors import set_field_names
 from bough.server.messages import continues
@@ -32,7 +32,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
 async def messages(context: ServerContext, request: Request, body: requests.MessagesRequest) -> Response:
     id = (body.resume and body.resume.id) or f"msg_{uuid.uuid4().hex}"
     set_field_names(requests.names_of(body))
-    plan, turns = _plan(context, body), requests.read_conversation(body)
+    plan, turns = _plan(context, body), await offload(0, lambda: requests.read_conversation(body))
     inputs, form = await context.converse(
         plan,
         turns,
@@ -46,7 +46,7 @@ async def messages(context: ServerContext, request: Request, body: requests.Mess
 
 
 async def count_tokens(context: ServerContext, request: Request, body: requests.CountTokensRequest) -> Response:
-    plan, turns = _plan(context, body), requests.read_conversation(body)
+    plan, turns = _plan(context, body), await offload(0, lambda: requests.read_conversation(body))
     prompt = await context.render(
         turns,
         tools=plan.tools.shown,

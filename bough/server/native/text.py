@@ -65,7 +65,7 @@ async def _tokenize(body: schemas.TokenizeBody, tokenizer: Tokenizer) -> list[li
 async def _tokenize_messages(body: schemas.TokenizeBody, context: ServerContext) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
     variables, add = body.chat_template_kwargs, body.add_generation_prompt
-    messages = read_messages(body.messages)
+    messages = await offload(0, lambda: read_messages(body.messages))
     tools = choose_tools(read_functions(body.tools), body.tool_choice).shown
     options: dict[str, Any] = {"variables": variables, "add_generation_prompt": add, "whole": True}
     return [(await context.render(messages, tools=tools, **options)).ids]

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from bough.client.inputs import Inputs
 from bough.parsers import AnswerFormat
-from bough.server.context import ServerContext
+from bough.server.context import ServerContext, offload
 from bough.server.endpoint import GET, OLLAMA, Endpoint, json_response
 from bough.server.errors import set_field_names
 from bough.server.grammars import ollama_format
@@ -81,7 +81,8 @@ async def chat(context: ServerContext, request: Request, body: requests.ChatRequ
     plan = plan_answers(context.settings, any_of(read_functions(body.tools)), context.tokenizer)
     if not body.messages:
         return json_response(_writer(context, body).loaded())
-    return await _converse(context, request, body, requests.read_chat(body), sampling, plan)
+    turns = await offload(0, lambda: requests.read_chat(body))
+    return await _converse(context, request, body, turns, sampling, plan)
 
 
 async def generate(context: ServerContext, request: Request, body: requests.GenerateRequest) -> Response:

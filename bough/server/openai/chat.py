@@ -9,7 +9,7 @@ from starlette.responses import Response
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, CallArguments, CallBegin, CallEnd, CallFailed, Event, Reasoning, Text
-from bough.server.context import Rendered, ServerContext
+from bough.server.context import Rendered, ServerContext, offload
 from bough.server.messages import read_messages
 from bough.server.openai import objects, requests
 from bough.server.openai.requests import ChatRequest, Identity
@@ -191,7 +191,7 @@ async def chat(context: ServerContext, request: Request, body: ChatRequest) -> R
     else:
         inputs, form = await context.converse(
             plan,
-            read_messages(body.messages),
+            await offload(0, lambda: read_messages(body.messages)),
             given,
             variables=template_variables(body),
             add_generation_prompt=body.add_generation_prompt,

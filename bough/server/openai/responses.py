@@ -21,7 +21,7 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.sampling_params import GRAMMAR_FIELDS
 from bough.parsers import AnswerFormat, AnswerParser
-from bough.server.context import ServerContext
+from bough.server.context import ServerContext, offload
 from bough.server.endpoint import json_response
 from bough.server.errors import Failure, HttpError, failure_of
 from bough.server.grammars import format_fields, meant
@@ -311,7 +311,7 @@ class Responses:
         if body.background and len(self._tasks) >= MAX_BACKGROUND:
             text = f"{MAX_BACKGROUND} responses are at work in the background; try again later."
             raise RequestError(text, status_code=429, err_type="QueueFullError")
-        conversation = [*self._earlier(body), *items.read_input(body.input)]
+        conversation = [*self._earlier(body), *(await offload(0, lambda: items.read_input(body.input)))]
         writer = await self._writer(body, conversation)
         record = Record(writer.begun("queued" if body.background else "in_progress"), conversation)
         writer.on_end = record.end

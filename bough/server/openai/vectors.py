@@ -1,7 +1,7 @@
 """Vectors and scores: /v1/embeddings, /v1/classify, /v1/rerank, /v1/score, and SGLang's /encode and /classify."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -12,7 +12,8 @@ from starlette.responses import Response
 from bough.client.outputs import RequestOutput
 from bough.client.vectors import Vectors, sigmoid, softmax
 from bough.core.errors import RequestError
-from bough.server.context import ServerContext, offload
+from bough.core.sampling_params import require_few
+from bough.server.context import MAX_VECTORS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import OPENAI, Endpoint, encode_json
 from bough.server.errors import set_field_names
 from bough.server.openai.completions import text_or_ids
@@ -20,6 +21,8 @@ from bough.server.openai.objects import Usage
 from bough.server.openai.requests import Identity
 from bough.server.openai.writing import usage_of
 from bough.server.streaming import while_connected
+
+MAX_PAIRED = 1 << 26  # characters of a query, as often as it is read
 
 
 class TextsRequest(msgspec.Struct, kw_only=True):
@@ -134,6 +137,7 @@ class VectorRoutes:
             raise RequestError("documents must be texts, or objects with a text, and not empty.", field="documents")
         if body.top_n is not None and body.top_n < 1:
             raise RequestError(f"top_n must be at least 1, got {body.top_n}.", field="top_n")
+        _check_pairs(body.query, texts, "documents")
         set_field_names({"input_ids": "documents"})
         ranking = self._vectors.rerank(body.query, texts, body.instruct)
         scores, answers = await while_connected(request, ranking)
@@ -147,6 +151,7 @@ class VectorRoutes:
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
         set_field_names({"token_ids_logprob": "label_token_ids", "input_ids": "items"})
+        _check_pairs(body.query, body.items, "items")
         options = {"apply_softmax": body.apply_softmax, "item_first": body.item_first}
         scoring = self._vectors.score(body.query, body.items, body.label_token_ids, **options)
         scores, answers = await while_connected(request, scoring)
@@ -169,3 +174,12 @@ class VectorRoutes:
         common = {"object": "list", "model": self._model, "usage": usage_of(answers)}
         size = sum(answer.vector.size for answer in answers)
         return Response(await offload(size, lambda: encode_json(common | show(answers))), media_type="application/json")
+
+
+def _check_pairs(query: Sequence[Any], items: Sequence[Any], field: str) -> None:
+    """Each item is read with the whole query before it."""
+    count = 1 if isinstance(items, str) else len(items)
+    require_few(range(count), field, MAX_VECTORS_PER_CALL)
+    if count * len(query) > MAX_PAIRED:
+        text = f"query has {len(query)} characters or ids and is read with each of {count} {field}"
+        raise RequestError(f"{text}; at most {MAX_PAIRED} are read in all.", field="query")

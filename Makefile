@@ -36,8 +36,9 @@ $(CLIENTS)/.installed: Makefile | $(STAMP)
 	transformers==5.3.0 pillow psutil pyzmq \
 	&& $(PIP_CLIENTS) --no-deps sglang==0.5.10.post1 && touch $@) || echo "no litellm or sglang: their tests are skipped"
 
-# What the TypeScript client is built and tested with. Without npm, or offline, its tests are skipped and say so.
-client-tools: clients/typescript/node_modules/.package-lock.json
+# What the TypeScript client and the page are built and tested with. Without npm, or offline, their tests are skipped and
+# say so.
+client-tools: clients/typescript/node_modules/.package-lock.json clients/ui/node_modules/.package-lock.json
 
 clients/typescript/node_modules/.package-lock.json: clients/typescript/package-lock.json
 	(cd clients/typescript && npm ci --ignore-scripts --no-audit --no-fund) || echo "no npm: the client's tests are skipped"
@@ -50,8 +51,9 @@ client: $(STAMP) client-tools
 ui: clients/ui/node_modules/.package-lock.json
 	cd clients/ui && npm run check && npm run build
 
+# `npm ci` asks for the addresses of optional packages, which the lock file does not have.
 clients/ui/node_modules/.package-lock.json: clients/ui/package-lock.json
-	cd clients/ui && npm install --ignore-scripts --no-audit --no-fund  # `npm ci` asks for the addresses of optional packages
+	(cd clients/ui && npm install --ignore-scripts --no-audit --no-fund) || echo "no npm: the page's bundle and accessibility are not tested"
 
 # The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
 EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}

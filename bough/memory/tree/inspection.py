@@ -54,13 +54,14 @@ def _link_problems(root: Node, parent: Node, edge: Edge, child: Node, width: int
     return [what for what, wrong in found.items() if wrong]
 
 
-def counter_problems(root: Node, **books: int) -> list[str]:
+def counter_problems(root: Node, books: dict[str, int]) -> list[str]:
     """Where the counters that are kept step by step differ from a recount."""
     counted = dict.fromkeys(books, 0)
     for node in descendants(root):
-        counted["protected" if node.locks else "evictable"] += len(node.pages)
-    wrong = (kind for kind, pages in counted.items() if pages != books[kind])
-    return [f"tree: {books[kind]} {kind} pages on the books, {counted[kind]} counted" for kind in wrong]
+        counted["protected pages" if node.locks else "evictable pages"] += len(node.pages)
+        counted["nodes"] += 1
+    wrong = (kind for kind, count in counted.items() if count != books[kind])
+    return [f"tree: {books[kind]} {kind} on the books, {counted[kind]} counted" for kind in wrong]
 
 
 def describe(node: Node) -> str:

@@ -52,6 +52,7 @@ def snapshot(tree: RadixTree, limit: int, readers: Iterable[tuple[int, Node | No
     figures = {"created": "created", "used": "last_used", "hits": "hits", "locks": "locks"}
     return {
         "clock": tree.clock,
+        "nodes": tree.node_count,
         "cached_tokens": tree.total_pages * tree.page_size,
         "parent": [parent for _, parent, _ in seen],
         "tokens": [len(node.tokens) // TOKEN_BYTES for node, _, _ in seen],

@@ -64,6 +64,7 @@ class RadixTree:
         # For others only to look at.
         self.evictable_pages = 0  # that `evict` could free
         self.protected_pages = 0  # by locks
+        self.node_count = 0  # without the root
         self.clock = 0  # counts lookups and insertions
         self.root = Node(None, b"", b"", NO_PAGES, (), (), created=0, last_used=0)
         self._page_bytes = page_size * TOKEN_BYTES
@@ -198,6 +199,7 @@ class RadixTree:
             self._drop_in_groups(leaf, keep)
             removed.extend(leaf.hashes[keep:])
             missing -= dropped
+            self.node_count -= not keep
             self._victims.offer(cut(leaf, 0, keep, self._page_bytes) if keep else detach(leaf))
         if removed:
             self._emit(BlockRemoved(tuple(removed), self._medium))
@@ -231,6 +233,7 @@ class RadixTree:
             self._drop_in_groups(node, 0)
         pages: IntArray = np.concatenate([NO_PAGES, *(node.pages for node in dropped)])
         self.evictable_pages -= len(pages)
+        self.node_count -= len(dropped)
         if not self.root.children and self._medium == DEVICE:
             self._emit(AllBlocksCleared())
         elif hashes := tuple(block for node in dropped for block in node.hashes):
@@ -252,7 +255,8 @@ class RadixTree:
         problems = inspection.structure_problems(self.root, self.page_size, hashed=self._on_event is not None)
         pages, counts = np.unique(self.pages_in_use(), return_counts=True)
         problems += [f"tree: page {page} belongs more than once" for page in pages[counts > 1][:20].tolist()]
-        books = inspection.counter_problems(self.root, evictable=self.evictable_pages, protected=self.protected_pages)
+        kept = {"evictable pages": self.evictable_pages, "protected pages": self.protected_pages}
+        books = inspection.counter_problems(self.root, kept | {"nodes": self.node_count})
         return problems + books + self._victims.check(self.nodes())
 
     # -- internals --------------------------------------------------------------------------------------------------
@@ -286,6 +290,7 @@ class RadixTree:
         path, length, inside = self._walk(data, namespace)
         if inside:
             path[-1] = split(path[-1], inside, self._page_bytes)
+            self.node_count += 1
         return path, length + inside
 
     def _add_leaf(
@@ -306,6 +311,7 @@ class RadixTree:
         )
         parent.children[leaf.edge] = leaf
         self.evictable_pages += len(leaf.pages)
+        self.node_count += 1
         if self._on_event is not None:
             above = parent.hashes[-1] if start else None
             leaf.hashes = hash_blocks(leaf.tokens, self._page_bytes, above, namespace)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,17 @@ def test_kustomizations_name_files_that_are_there_and_patch_what_is_there() -> N
     assert images == {image["name"] for image in cuda["images"]}
 
 
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@pytest.mark.parametrize("folder", [BASE, CUDA])
+def test_kubectl_renders_the_kustomizations(folder: Path) -> None:
+    made = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    rendered = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(made.stdout)}
+    assert rendered.keys() == FOUND.keys()
+    (container,) = rendered["Deployment", "bough-engine"]["spec"]["template"]["spec"]["containers"]
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (folder == CUDA)
+
+
 def test_the_engine_runs_with_its_flags_and_is_probed() -> None:
     pod = pod_of("bough-engine")
     (container,) = pod["containers"]
@@ -121,10 +134,14 @@ def test_the_autoscaler_reads_metrics_that_there_are() -> None:
 def test_the_unit_starts_a_server_with_its_file() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(ROOT / "deploy/systemd/bough.service")
+    text = (ROOT / "deploy/systemd/bough.service").read_text()
+    unit.read_string(text)
     program, command, *flags = shlex.split(unit["Service"]["ExecStart"])
     file = ROOT / "deploy/systemd/bough.yaml"
     assert (program, command, flags) == ("/opt/bough/bin/bough", "serve", ["--config", f"/etc/bough/{file.name}"])
     settings = served(["--config", str(file)])
     assert float(unit["Service"]["TimeoutStopSec"]) > settings.server.drain_timeout_s
+    (folder,) = {unit["Service"]["CacheDirectory"]}  # all that it can write
+    environ = dict(re.findall(r"^Environment=(\w+)=(.+)$", text, re.MULTILINE))
+    assert environ == {"BOUGH_HOME": f"%C/{folder}", "TRITON_CACHE_DIR": f"%C/{folder}/triton"}
     assert settings.server.port == 30000 and "/opt/bough/bin/pip install" in GUIDE

@@ -36,6 +36,8 @@ def test_what_is_copied_is_there_and_is_what_the_wheel_needs() -> None:
     copied = {word for rest in steps("COPY") if "--from" not in rest for word in rest.split()[:-1]}
     assert not [name for name in copied if not (ROOT / name).exists()]
     ignored = (ROOT / ".containerignore").read_text().split()
+    assert (ROOT / ".dockerignore").read_text().split() == ignored, "docker reads no other"
+    assert {"**/*.so", "**/__pycache__", ".git"} <= set(ignored), "what was built here, for this machine"
     assert not copied & set(ignored)
     files = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "clients/ui/LICENSES"}
     assert copied >= {*files, "bough", "constraints.txt"}
@@ -57,6 +59,8 @@ def test_it_runs_as_a_user_without_rights_and_serves_the_port_that_it_names() ->
     server = Settings().server
     (user,), (port,) = steps("USER"), steps("EXPOSE")
     assert user != "0" and f"useradd --uid {user} " in TEXT and int(port) == server.port
+    (volume,), (variables,) = steps("VOLUME"), (dict(re.findall(r"(\w+)=(\S+)", rest)) for rest in steps("ENV"))
+    assert (variables["BOUGH_HOME"], variables["TRITON_CACHE_DIR"]) == (volume, f"{volume}/triton")
     assert json.loads(steps("ENTRYPOINT")[0]) == ["bough"]
     assert json.loads(steps("CMD")[0]) == ["serve", "--host", "0.0.0.0"]
 

@@ -21,10 +21,27 @@ from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 OLDEST = (2, 17)  # glibc of the oldest manylinux that Python 3.11 is made for
 # What manylinux says that every system has, as PEP 600's policies list it.
 EVERYWHERE = re.compile(rb"ld-linux\S*|lib(c|m|pthread|dl|rt|gcc_s)\.so\.\d+")
+
+
+LINK = re.compile(r"\[([^\]]+)\]\((?!\w+://)([^)]+)\)")  # to a file of the repository, or within the page
+
+
+class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]  # hatchling is there only while it builds
+    """README.md as an index of packages shows it, where there are no other files: a link becomes text and file name."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = LINK.sub(as_text, (Path(self.root) / "README.md").read_text(encoding="utf-8"))
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+def as_text(link: re.Match[str]) -> str:
+    text, target = link.groups()
+    return text if target == text or target.startswith("#") else f"{text} ({target})"
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there only while it builds

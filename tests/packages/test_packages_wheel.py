@@ -55,6 +55,18 @@ def hook() -> Any:
     return module
 
 
+LEADS_NOWHERE = re.compile(r"\]\((?!\w+://)")  # on the page of a package, which has no other files
+
+
+def test_the_readmes_of_the_packages_have_no_links_to_files() -> None:
+    project: dict[str, Any] = {}
+    hook().ReadmeHook(str(ROOT), {}).update(project)
+    text = project["readme"]["text"]
+    assert "Figures (docs/performance.md)" in text and " (docs/models.md" in text and "(docs/docs" not in text
+    assert len(text) > 10_000 and not LEADS_NOWHERE.search(text)
+    assert not LEADS_NOWHERE.search((ROOT / "clients" / "typescript" / "README.md").read_text())
+
+
 @pytest.mark.parametrize(
     ("strings", "tag"),
     [

@@ -18,7 +18,7 @@ from bough.messages.requests import GetTimeline, GetTree
 from bough.server.context import STATE_TIMEOUT_S, ServerContext
 from bough.server.endpoint import EVENTS, GET, Endpoint, Query, json_response
 from bough.server.errors import HttpError, native_shape
-from bough.server.page import INDEX, page_file
+from bough.server.page import INDEX, page_file, zipped
 from bough.server.streaming import EventStream, json_event
 
 PERIOD_S = 1.0
@@ -66,6 +66,8 @@ def page_routes(context: ServerContext) -> list[Endpoint]:
         if not name:
             return RedirectResponse("../ui")  # the page names its files from there
         file = page_file(name)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(zipped(file.body), headers={**file.headers, "content-encoding": "gzip"})
         return Response(file.body, headers=file.headers)
 
     async def tree(request: Request) -> Response:

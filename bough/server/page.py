@@ -1,6 +1,7 @@
 """The files of the page at /ui, which are open to all and the same on a server and on a gateway."""
 
 import functools
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +20,10 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
+    "vary": "accept-encoding",
 }
 INDEX = "index.html"
+zipped = functools.cache(gzip.compress)  # of a file's body
 
 
 class PageFile(NamedTuple):

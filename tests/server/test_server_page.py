@@ -58,6 +58,13 @@ def test_files_are_open_and_may_load_nothing_else(path: str, kind: str) -> None:
     assert "unsafe" not in response.headers["content-security-policy"]
 
 
+def test_files_are_sent_compressed_to_those_who_take_them_so() -> None:
+    small, plain = get("/ui/app.js"), get("/ui/app.js", {"accept-encoding": "identity"})
+    assert small.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+    assert int(small.headers["content-length"]) < len(plain.content) / 2 and small.content == plain.content
+    assert small.headers["vary"] == plain.headers["vary"] == "accept-encoding"
+
+
 def test_the_page_finds_its_files_below_any_prefix() -> None:
     named = re.findall(r'(?:href|src)="([^"]+)"', get("/ui").text)
     assert sorted(named) == ["data:,", "ui/app.css", "ui/app.js"]

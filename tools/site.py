@@ -125,7 +125,8 @@ def _of_gateway() -> list[str]:
 
 def gateway_routes() -> list[tuple[str, str, str]]:
     """The gateway's own: method, path and key."""
-    named = {"([^/]+)": "{id}", "(.+)": "{model}", "((?:/[^/]*)?)": ""}  # parts of patterns, as a page writes them
+    # Parts of patterns, as a page writes them.
+    named = {"([^/]+)/([^/]+)": "{id}/{since}", "([^/]+)": "{id}", "(.+)": "{model}", "((?:/[^/]*)?)": ""}
     routes = []
     for pattern, methods in Management(Gateway(GatewaySettings()))._routes:
         path = pattern.pattern

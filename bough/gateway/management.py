@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -15,10 +16,11 @@ import msgspec
 from bough.core.errors import RequestError, SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT
 from bough.gateway.core import Gateway
+from bough.gateway.http_client import describe
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import LAUNCHED, checked_key
-from bough.gateway.responses import JSON, Response
+from bough.gateway.responses import JSON, Response, scrubbed
 from bough.gateway.worker import Worker
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
@@ -32,7 +34,7 @@ SHOWN = (
 )  # fmt: skip
 Restart = Callable[[Worker], Awaitable[None]]
 T = TypeVar("T")
-Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameter, empty if it has none, and the body
+Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameters, joined by slashes, and the body
 
 
 class Route(NamedTuple):
@@ -73,11 +75,13 @@ class Management:
             "/readiness": {"GET": (self._readiness, "open")},
             **{path: {"GET": (_alive, "open")} for path in ("/liveness", "/health", "/ping")},
             "/metrics": {"GET": (self._metrics, "open")},
-            **({} if gateway.settings.disable_ui else {r"/ui((?:/[^/]*)?)": {"GET": (_page, "open")}}),
+            r"/ui((?:/[^/]*)?)": {"GET": (_page, "open")},
+            **{f"/ui/{what}": {"GET": (self._watch, "admin")} for what in ("tree/([^/]+)", "timeline/([^/]+)/([^/]+)")},
             "/v1/models": {"GET": (self._models, "api")},
             r"/v1/models/(.+)": {"GET": (self._model, "api")},
         }
-        self._routes = [(re.compile(pattern), methods) for pattern, methods in routes.items()]
+        hidden = "/ui" if gateway.settings.disable_ui else "-"
+        self._routes = [(re.compile(way), methods) for way, methods in routes.items() if not way.startswith(hidden)]
 
     def find(self, method: str, path: str) -> Route | None:
         """Raises a 405 for a method that the path does not take."""
@@ -92,7 +96,7 @@ class Management:
                 allowed = ", ".join(sorted(methods))
                 message = f"{path} takes {allowed}, not {method}."
                 raise HttpError(405, message, "MethodNotAllowedError", {"Allow": allowed})
-            return Route(*found, "".join(match.groups()))
+            return Route(*found, "/".join(match.groups()))
         return None
 
     async def holder_of(self, name: str) -> Worker | None:
@@ -168,6 +172,25 @@ class Management:
 
     async def _routing(self, parameter: str, body: bytes) -> Response:
         return json_response({"requests": self.gateway.log.recent()})
+
+    async def _watch(self, parameter: str, body: bytes) -> Response:
+        """For the page: a worker's timeline since a time, or the first event of its tree's stream. Past policies, log
+        and counts: a look is no request, and a worker that takes none is looked at too."""
+        identity, *since = parameter.split("/")
+        worker, content = self._worker(identity), b""
+        target = f"/ui/timeline?since={quote(since[0], safe='')}" if since else "/ui/tree"
+        try:
+            async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
+                answer = await self.gateway.upstream.send(worker, "GET", target, [], b"")
+                with contextlib.closing(answer):
+                    while (since or not content.endswith(b"\n\n")) and (part := await answer.read_some()):
+                        content += part
+        except OSError as error:
+            raise HttpError(502, f"The worker does not answer: {describe(error)}.", "BadGatewayError") from None
+        if answer.status in (401, 403):  # the client's own key is right
+            raise HttpError(502, "The worker refuses the gateway's key (--worker-api-key).", "BadGatewayError")
+        kind = [(b"content-type", answer.content_type.encode())]
+        return Response(answer.status, kind, scrubbed(content, worker.api_key))
 
     # ---- what reaches all workers
 

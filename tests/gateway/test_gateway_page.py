@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
+
+from aiohttp import web
 
 from bough.gateway.call import KEPT
 from tests.fakes.gateways import desk
@@ -31,6 +34,7 @@ def test_disable_ui_takes_it_away() -> None:
     async def main() -> None:
         async with desk(disable_ui=True) as d:
             assert (await d.get("/ui"))[0] == 404 and (await d.get("/ui/app.js"))[0] == 404
+            assert (await d.get("/ui/tree/w"))[0] == 404 and (await d.get("/ui/timeline/w/0"))[0] == 404
 
     asyncio.run(main())
 
@@ -67,5 +71,51 @@ def test_where_requests_went_needs_the_management_key_and_is_bounded() -> None:
             assert (await d.get("/routing", headers={"Authorization": "Bearer k1"}))[0] == 401
             status, answer = await d.get("/routing", headers={"Authorization": "Bearer root"})
             assert status == 200 and len(answer["requests"]) == KEPT
+
+    asyncio.run(main())
+
+
+TREE = b'data: {"replicas": []}\n\n'
+
+
+@dataclass
+class WatchedWorker(FakeWorker):
+    """Streams its tree in pieces, without an end."""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/ui/tree" and request.headers.get("Authorization") == "Bearer w":
+            answer = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+            await answer.prepare(request)
+            for piece in (TREE[:9], TREE[9:-1], TREE[-1:]):
+                await answer.write(piece)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(60)
+        if request.path == "/ui/timeline":
+            return web.json_response({"since": request.query["since"]})
+        return await super()._answer(request)
+
+
+def test_a_workers_tree_and_timeline_are_shown_to_the_operator_and_are_no_requests() -> None:
+    root = {"Authorization": "Bearer root"}
+
+    async def main() -> None:
+        fake = WatchedWorker(api_key="w")
+        keys = {"api_keys": ("k1",), "admin_api_key": "root", "worker_api_key": "w"}
+        async with workers(fake), desk(fake, **keys) as d:
+            (worker,) = d.gateway.registry
+            for path in (f"/ui/tree/{worker.id}", f"/ui/timeline/{worker.id}/0.5"):
+                assert (await d.get(path, headers={"Authorization": "Bearer k1"}))[0] == 401, "other clients' requests"
+            d.gateway.registry.drain(worker)
+            async with d.client.get(f"{d.url}/ui/tree/{worker.id}", headers=root) as response:
+                assert response.status == 200 and response.content_type == "text/event-stream"
+                assert await response.read() == TREE, "one snapshot, though the worker's stream goes on"
+            assert await d.get(f"/ui/timeline/{worker.id}/1.5", headers=root) == (200, {"since": "1.5"})
+            assert (await d.get("/ui/tree/nobody", headers=root))[0] == 404
+            assert (await d.get("/routing", headers=root))[1]["requests"] == [], "a look is none"
+            worker.api_key = "wrong"
+            status, answer = await d.get(f"/ui/tree/{worker.id}", headers=root)
+            assert status == 502 and "--worker-api-key" in str(answer), "the page must not ask for its user's key"
+            await fake.stop()
+            assert (await d.get(f"/ui/tree/{worker.id}", headers=root))[0] == 502
 
     asyncio.run(main())

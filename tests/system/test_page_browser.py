@@ -80,8 +80,8 @@ def cached(stats: str) -> int:
 @pytest.mark.slow
 def test_chat_streams_branches_and_stops(seen: dict[str, Any]) -> None:
     assert seen["asked_for_key"] == "Keys" and "not accept" in seen["wrong_key"]
-    assert seen["sizes_while_streaming"] > 3, "the answer grew before it was complete"
-    assert "tokens/s" in seen["first_stats"] and "first after" in seen["first_stats"]
+    assert seen["sizes_while_streaming"] > 1, "the answer grew before it was complete"
+    assert "tokens/s" in seen["first_stats"] and "TTFT" in seen["first_stats"]
     assert cached(seen["branch_stats"]) > cached(seen["second_stats"]) > 0, "a branch shares what stands before it"
     assert "mountains" in seen["branch_shown"] and "by the sea" in seen["other_branch"]
     assert seen["stopped"] == "Stopped."
@@ -154,19 +154,22 @@ def test_a_tree_of_thousands_of_nodes_is_drawn(seen: dict[str, Any]) -> None:
         f"first paint after {seen['first_paint_ms']:.0f} ms, {seen['frames_per_second']:.1f} frames/s"
     )  # for docs/ui.md
     assert re.match(r"40 tokens from \d+", seen["node_of_many"]), "what the pointer is at is found among them"
+    assert seen["nodes_of_many"].startswith("5,000 of 28,000")
 
 
 @pytest.mark.slow
 def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
-    told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Ended incomplete", "Retractions")
+    told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Aborted or failed", "Retractions")
     assert not [name for name in told if name not in seen["figures"]]
     assert re.search(r"Running\s+[45]\b", seen["figures"]), "four streams, and perhaps the last question"
-    for title in ("Time to the first token", "Gap between tokens", "Time in the queue"):
+    for title in ("Time to first token", "Inter-token latency", "Queue time"):
         (chart,) = (text for text in seen["charts"] if text.startswith(title))
-        assert re.search(r"half ≤ .+ in all$", chart, re.DOTALL), "the histogram has values"
+        assert re.search(r"p50 ≤ .+p99 ≤ .+ total$", chart, re.DOTALL), "the histogram has values"
     assert seen["workers"].count("closed") == 2, "both workers, with their breakers"
-    assert sum(map(int, re.findall(r"\((\d+) %\)", seen["workers"]))) == 100, "what each was sent of all requests"
+    shares = [int(share) for share in re.findall(r"\((\d+) %\)", seen["workers"])]
+    assert len(shares) == 2 and abs(sum(shares) - 100) <= 1, "what each was sent of all requests, rounded"
+    assert len(seen["watched"]) == 2, "either worker's tree and timelines can be seen"
     assert "tokens" in seen["gateway_stats"]
     reason = re.search(r"\tCostPolicy; (\d+) % of the prompt cached on http://\S+\t1\t", seen["routed"])
     assert reason is not None and int(reason[1]) > 50, "the worker that has the long beginning got the second request"
@@ -182,4 +185,4 @@ def test_everybody_can_use_it(seen: dict[str, Any]) -> None:
     assert not seen["too_wide"], "views that scroll sideways on a phone"
     if not AXE.exists():
         pytest.skip("`make ui` installs axe, which looks for what keeps people out")
-    assert len(seen["violations"]) == 14 and not any(seen["violations"].values())
+    assert len(seen["violations"]) == 16 and not any(seen["violations"].values())

@@ -28,7 +28,7 @@ export function Lines({ title, series, show = count, top }: {
         {series.map(({ label, values }, index) => (
           <span key={index}><i class={`mark-${index}`} />{label} <b>{show(values.at(-1) ?? NaN)}</b></span>
         ))}
-        <span class="hint">top {show(highest)}</span>
+        <span class="hint">max {show(highest)}</span>
       </p>
     </figure>
   );
@@ -42,7 +42,7 @@ export function Bars({ title, buckets }: { title: string; buckets: Bucket[] }): 
     <figure class="chart">
       <figcaption>{title}</figcaption>
       <svg viewBox="0 0 120 40" preserveAspectRatio="none" role="img"
-        aria-label={`${title}: ${total} values, half within ${middle}, 99 in 100 within ${late}`}>
+        aria-label={`${title}: ${total} values, p50 up to ${middle}, p99 up to ${late}`}>
         {buckets.map((bucket, index) => {
           const width = 120 / Math.max(buckets.length, 6);
           const height = (38 * bucket.count) / highest;
@@ -54,7 +54,7 @@ export function Bars({ title, buckets }: { title: string; buckets: Bucket[] }): 
         })}
       </svg>
       <p class="legend">
-        {total === 0 ? <span>none yet</span> : <><span>half ≤ <b>{middle}</b></span><span>99 % ≤ <b>{late}</b></span><span class="hint">{count(total)} in all</span></>}
+        {total === 0 ? <span>no data yet</span> : <><span>p50 ≤ <b>{middle}</b></span><span>p99 ≤ <b>{late}</b></span><span class="hint">{count(total)} total</span></>}
       </p>
     </figure>
   );

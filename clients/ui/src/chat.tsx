@@ -60,7 +60,7 @@ export function Chat(): VNode {
 
   const modelOf = ({ sampling }: Side): string => (models.includes(sampling.model) ? sampling.model : models[0] ?? "");
   const answer = async (side: Side, question: Turn): Promise<void> => {
-    setStatus("The answer begins.");
+    setStatus("Generating …");
     const control = new AbortController();
     const { conversation, sampling } = side;
     const turn = conversation.add(question.id, "assistant");
@@ -71,7 +71,7 @@ export function Chat(): VNode {
     turn.busy = false;
     if (side.running === control) side.running = null;
     redraw();
-    setStatus(turn.error || `The answer is complete: ${turn.stats ? count(turn.stats.outputTokens) : "no"} tokens.`);
+    setStatus(turn.error || `Answer complete: ${turn.stats ? count(turn.stats.outputTokens) : "no"} tokens.`);
   };
   return (
     <div class="chat">
@@ -105,7 +105,7 @@ export function Chat(): VNode {
           <>
             {compares && <h2>{side.name}</h2>}
             <SamplingForm
-              key={side.name} side={side.stored} label={compares ? `Settings of ${side.name}` : "Settings of answers"} models={models}
+              key={side.name} side={side.stored} label={compares ? `Settings of ${side.name}` : "Settings of the chat"} models={models}
               onChange={(next) => {
                 side.sampling = next;
                 redraw(); // what is shown follows the model
@@ -146,7 +146,7 @@ function Talk({ side, alone, model, onAnswer }: TalkProps): VNode {
       {!alone && <h2>{side.name}{side.sampling.model && <small> {side.sampling.model}</small>}</h2>}
       {shown.length === 0 && (
         <p class="hint">
-          {model ? <>Talk to <b>{model}</b>.</> : "No model yet."} What branches share is computed once: edit a question or
+          {model ? <>Chat with <b>{model}</b>.</> : "No model yet."} What branches share is computed once: edit a question or
           ask for another answer, and see how many tokens were cached.
         </p>
       )}
@@ -228,7 +228,7 @@ function Composer({ images, busy, onSend, onStop, onCompare, onNew }: ComposerPr
         {busy ? <button type="button" class="stop" onClick={onStop}>Stop</button> : <button type="submit">Send</button>}
         {images && <label class="button quiet">Image<input class="visually-hidden" type="file" accept="image/*" multiple onChange={attach} /></label>}
         <button type="button" class="quiet" onClick={onNew}>New chat</button>
-        <button type="button" class="quiet" aria-pressed={compares} onClick={onCompare}>{compares ? "One side" : "Compare two"}</button>
+        <button type="button" class="quiet" aria-pressed={compares} onClick={onCompare}>{compares ? "Close comparison" : "Compare two"}</button>
       </div>
     </form>
   );

@@ -88,8 +88,8 @@ export function Gateway(): VNode {
       {problem && <p class="error" role="alert">{problem}</p>}
       <dl class="figures">
         <Figure label="Policy" value={policies?.default ?? "–"} />
-        <Figure label="Expected in caches" value={percent((last?.sum("expected_cached_tokens_total") ?? NaN) / prompts)} note="of prompt tokens" />
-        <Figure label="Found there" value={percent((last?.sum("cached_tokens_total") ?? NaN) / prompts)} note="of prompt tokens" />
+        <Figure label="Expected cache hits" value={percent((last?.sum("expected_cached_tokens_total") ?? NaN) / prompts)} note="of prompt tokens" />
+        <Figure label="Actual cache hits" value={percent((last?.sum("cached_tokens_total") ?? NaN) / prompts)} note="of prompt tokens" />
         <Figure label="Moved, hedged" value={`${count(last?.sum("moves_total") ?? NaN)}, ${count(last?.sum("hedges_total") ?? NaN)}`} />
       </dl>
       {Object.entries(policies?.models ?? {}).map(([model, policy]) => <p key={model}>{model}: {policy}</p>)}
@@ -117,15 +117,13 @@ export function Gateway(): VNode {
           </tbody>
         </table>
       </div>
-      {/* No links: a server refuses what another site's page leads to. */}
-      {workers.length > 0 && <p class="hint">A worker's own page, with its tree, is at its address and /ui.</p>}
-      {!problem && workers.length === 0 && <p class="hint">There is no worker yet.</p>}
-      <h2>Where requests went, and why</h2>
-      {routed.length === 0 ? <p class="hint">No request has ended yet.</p> : (
+      {!problem && workers.length === 0 && <p class="hint">No workers yet.</p>}
+      <h2>Routing decisions</h2>
+      {routed.length === 0 ? <p class="hint">No completed requests yet.</p> : (
         <div class="scroll routed" tabIndex={0} role="region" aria-label="Routing decisions">
           <table>
             <thead>
-              <tr><th>Ended</th><th>Route</th><th>Worker</th><th>Reason</th><th>Attempts</th><th>Queued</th><th>First byte</th><th>Status</th></tr>
+              <tr><th>Time</th><th>Path</th><th>Worker</th><th>Reason</th><th>Attempts</th><th>Queued</th><th>First byte</th><th>Status</th></tr>
             </thead>
             <tbody>
               {routed.map((each) => (

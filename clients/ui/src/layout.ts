@@ -4,6 +4,7 @@
 export interface Snapshot {
   dp_rank?: number;
   clock: number;
+  nodes: number; // of the whole tree
   cached_tokens: number;
   used_tokens: number;
   total_tokens: number;

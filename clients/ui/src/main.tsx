@@ -8,6 +8,7 @@ import { Overview } from "./overview";
 import "./style.css";
 import { Timelines } from "./timelines";
 import { Tree } from "./tree";
+import { OfWorker } from "./worker";
 
 interface View {
   title: string;
@@ -17,10 +18,9 @@ interface View {
 const VIEWS: Record<string, View> = {
   chat: { title: "Chat", show: () => <Chat /> },
   overview: { title: "Overview", show: () => <Overview /> },
-  ...(ofGateway ? { gateway: { title: "Gateway", show: () => <Gateway /> } } : {
-    timelines: { title: "Timelines", show: (rid: string) => <Timelines rid={rid} /> },
-    tree: { title: "Tree", show: () => <Tree /> },
-  }),
+  ...(ofGateway && { gateway: { title: "Gateway", show: () => <Gateway /> } }),
+  timelines: { title: "Timelines", show: (rid) => <OfWorker show={(source) => <Timelines rid={rid} source={source} />} /> },
+  tree: { title: "Tree", show: () => <OfWorker show={(source) => <Tree source={source} />} /> },
 };
 
 function place(): [string, string] {

@@ -17,7 +17,7 @@ interface MessageProps {
   onChoose: (turn: Turn) => void;
 }
 
-const SPEAKERS = { user: "You", assistant: "The model", tool: "A tool" };
+const SPEAKERS = { user: "You", assistant: "Assistant", tool: "Tool" };
 
 export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResults, onChoose }: MessageProps): VNode {
   const [editing, setEditing] = useState(false);
@@ -60,7 +60,7 @@ export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResu
         )}
         {turn.role === "user" && !editing && idle && <button type="button" class="small quiet" onClick={() => setEditing(true)}>Edit</button>}
         {answer && idle && (
-          <button type="button" class="small quiet" onClick={() => onAgain(conversation.turns[turn.parent]!)}>Again</button>
+          <button type="button" class="small quiet" onClick={() => onAgain(conversation.turns[turn.parent]!)}>Regenerate</button>
         )}
         {answer && turn.rid && !turn.busy && !ofGateway && <a class="small" href={`#timelines/${encodeURIComponent(turn.rid)}`}>Timeline</a>}
       </div>
@@ -99,7 +99,7 @@ function Results({ calls, onSend }: { calls: ToolCall[]; onSend: (results: strin
       }}
     >
       {calls.map((call) => <label key={call.id}>Result of {call.name}<textarea rows={2} spellcheck={false} /></label>)}
-      <div class="row"><button type="submit">Send the result{calls.length > 1 && "s"}</button></div>
+      <div class="row"><button type="submit">Send result{calls.length > 1 && "s"}</button></div>
     </form>
   );
 }
@@ -111,12 +111,12 @@ function StatsLine({ turn }: { turn: Turn }): VNode {
     <p class="stats">
       <span>{count(outputTokens)} tokens</span>
       {outputTokens > 1 && <span>{count(tokensPerS)} tokens/s</span>}
-      <span>first after {duration(firstTokenS)}</span>
+      <span>TTFT {duration(firstTokenS)}</span>
       <span title="Tokens of the prompt that were found in the radix tree">
         <meter min={0} max={1} value={share} aria-label="cached share of the prompt" /> {count(cachedTokens)} of {count(promptTokens)}{" "}
         prompt tokens cached ({percent(share)})
       </span>
-      {finish && finish !== "stop" && <span>ended by {finish}</span>}
+      {finish && finish !== "stop" && <span>finish reason: {finish}</span>}
     </p>
   );
 }

@@ -68,28 +68,28 @@ function OfServer({ pages, last }: Props): VNode {
         <Figure label="KV cache in use" value={percent(last.mean("token_usage"))} note={`of ${count(last.sum("max_total_num_tokens"))} tokens`} />
         {host > 0 && <Figure label="Host tier" value={percent(last.sum("hicache_host_used_tokens") / host)} note={`of ${count(host)} tokens`} />}
         {stored > 0 && (
-          <Figure label="Store" value={count(last.sum("hicache_storage_read_tokens_total"))}
+          <Figure label="Storage tier" value={count(last.sum("hicache_storage_read_tokens_total"))}
             note={`tokens read, ${count(stored)} written, ${count(last.sum("hicache_storage_failures_total"))} failures`} />
         )}
-        <Figure label="Prompt tokens cached" value={percent(last.mean("cache_hit_rate"))} />
+        <Figure label="Cache hit rate" value={percent(last.mean("cache_hit_rate"))} note="of prompt tokens" />
         <Figure label="Device busy" value={percent(last.mean("device_busy_share"))} note="while there was work" />
-        <Figure label="Ended incomplete" value={count(last.sum("num_aborted_requests_total"))} note={`of ${count(last.sum("num_requests_total"))}`} />
+        <Figure label="Aborted or failed" value={count(last.sum("num_aborted_requests_total"))} note={`of ${count(last.sum("num_requests_total"))}`} />
         <Figure label="Retractions" value={count(last.sum("num_retracted_requests_total"))} />
         <Figure label="Evicted tokens" value={count(last.sum("evicted_tokens_total"))} />
       </dl>
       <div class="charts">
-        <Lines title="Tokens per second" series={[{ label: "generated", values: generated }, { label: "of prompts", values: prompts }]} />
+        <Lines title="Tokens per second" series={[{ label: "generated", values: generated }, { label: "prompt", values: prompts }]} />
         <Lines title="Requests" series={[
           { label: "running", values: pages.map(sum("num_running_reqs")) },
           { label: "waiting", values: pages.map(sum("num_queue_reqs")) },
         ]} />
-        <Lines title="Share in use" show={percent} top={1} series={[
+        <Lines title="Utilisation" show={percent} top={1} series={[
           { label: "KV cache", values: pages.map((page) => page.mean("token_usage")) },
           { label: "device", values: pages.map((page) => page.mean("device_busy_share")) },
         ]} />
-        <Bars title="Time to the first token" buckets={last.histogram("time_to_first_token_seconds")} />
-        <Bars title="Gap between tokens" buckets={last.histogram("inter_token_latency_seconds")} />
-        <Bars title="Time in the queue" buckets={last.histogram("queue_time_seconds")} />
+        <Bars title="Time to first token (TTFT)" buckets={last.histogram("time_to_first_token_seconds")} />
+        <Bars title="Inter-token latency (ITL)" buckets={last.histogram("inter_token_latency_seconds")} />
+        <Bars title="Queue time" buckets={last.histogram("queue_time_seconds")} />
       </div>
     </>
   );
@@ -105,19 +105,19 @@ function OfGateway({ pages, last }: Props): VNode {
         <Figure label="Requests/s" value={count(ended.at(-1) ?? NaN)} />
         <Figure label="Running" value={count(last.sum("running_requests"))} />
         <Figure label="Waiting" value={count(last.sum("waiting_requests"))} />
-        <Figure label="Prompt tokens cached" value={percent(last.sum("cached_tokens_total") / last.sum("prompt_tokens_total"))} />
+        <Figure label="Cache hit rate" value={percent(last.sum("cached_tokens_total") / last.sum("prompt_tokens_total"))} note="of prompt tokens" />
         <Figure label="Failed" value={count(failed(last))} note={`of ${count(last.sum("requests_total"))}`} />
         <Figure label="Retries" value={count(last.sum("retries_total"))} />
         <Figure label="Streams resumed" value={count(last.sum("stream_failovers_total"))} />
       </dl>
       <div class="charts">
-        <Lines title="Requests per second" series={[{ label: "ended", values: ended }, { label: "failed", values: rates(pages, failed) }]} />
+        <Lines title="Requests per second" series={[{ label: "completed", values: ended }, { label: "failed", values: rates(pages, failed) }]} />
         <Lines title="Requests" series={[
           { label: "running", values: pages.map(sum("running_requests")) },
           { label: "waiting", values: pages.map(sum("waiting_requests")) },
         ]} />
-        <Bars title="Time to the first byte" buckets={last.histogram("first_byte_seconds")} />
-        <Bars title="Whole answers" buckets={last.histogram("request_seconds")} />
+        <Bars title="Time to first byte" buckets={last.histogram("first_byte_seconds")} />
+        <Bars title="Request latency" buckets={last.histogram("request_seconds")} />
       </div>
     </>
   );

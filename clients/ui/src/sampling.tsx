@@ -64,11 +64,11 @@ function parsed(text: string, problem: string): unknown {
 }
 
 const NUMBERS: [keyof Sampling, string, string][] = [
-  ["temperature", "Temperature", "the model's"],
+  ["temperature", "Temperature", "model default"],
   ["top_p", "Top p", "1"],
   ["top_k", "Top k", "all"],
   ["min_p", "Min p", "0"],
-  ["max_tokens", "Most tokens", "the context"],
+  ["max_tokens", "Max tokens", "context length"],
   ["seed", "Seed", "random"],
 ];
 
@@ -111,9 +111,9 @@ export function SamplingForm({ side, label, models, onChange }: FormProps): VNod
           </label>
         ))}
       </div>
-      {area("stop", "Stop at, one on a line", 2, "nothing")}
-      {area("schema", "JSON schema of the answer", 5, '{"type": "object", …}')}
-      {area("tools", "Tools, as JSON", 5, '[{"name": "weather", "parameters": {…}}]')}
+      {area("stop", "Stop strings, one per line", 2, "none")}
+      {area("schema", "JSON schema", 5, '{"type": "object", …}')}
+      {area("tools", "Tools (JSON)", 5, '[{"name": "weather", "parameters": {…}}]')}
       {sampling.tools.trim() && choice("tool_choice", "Tool choice", CHOICES, sampling.tool_choice)}
     </form>
   );

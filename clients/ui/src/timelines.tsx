@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, json, messageOf } from "./api";
 import { count, duration, percent } from "./format";
 import { type Answer, endOf, Recording, type Request, type Stage, type Step } from "./timeline";
+import type { Source } from "./worker";
 
 const EVERY_MS = 1000;
 const LISTED = 30;
@@ -26,7 +27,7 @@ export const timelineOf = (request: number): string => `#timelines/${NUMBERED}${
 const NUMBERED = "@";
 
 /** `rid` is the id of an answer whose request is to be shown, or the engine's number of a request. */
-export function Timelines({ rid }: { rid: string }): VNode {
+export function Timelines({ rid, source }: { rid: string; source: Source }): VNode {
   const [replicas, setReplicas] = useState<Recording[]>([]);
   const [problem, setProblem] = useState("");
   const [paused, setPaused] = useState(false);
@@ -44,9 +45,10 @@ export function Timelines({ rid }: { rid: string }): VNode {
     const read = async (): Promise<void> => {
       if (document.hidden || waitsForKey || (held.current && latest.current.length)) return;
       const since = Math.min(...latest.current.map((each) => each.since));
-      const query = new URLSearchParams({ since: String(Number.isFinite(since) ? since : 0), rid });
+      const from = (Number.isFinite(since) ? since : 0).toFixed(6);
+      const path = source.worker ? `/ui/timeline/${source.worker}/${from}` : `/ui/timeline?${new URLSearchParams({ since: from, rid })}`;
       try {
-        const answer = await json<{ replicas: Answer[] }>(`/ui/timeline?${query}`, { signal: stop.signal });
+        const answer = await json<{ replicas: Answer[] }>(path, { access: source.access, signal: stop.signal });
         const next = answer.replicas.map((each, index) => (latest.current[index] ?? new Recording()).with(each));
         const home = next.findIndex((each) => foundIn(each, rid) !== null);
         if (home >= 0) setRank(home);
@@ -79,9 +81,9 @@ export function Timelines({ rid }: { rid: string }): VNode {
   return (
     <section class="timelines" aria-label="Timelines">
       <div class="row controls">
-        <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Go on" : "Pause"}</button>
+        <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>{paused ? "Resume" : "Pause"}</button>
         <label>
-          Steps of the last
+          Steps over the last
           <select value={windowS} onChange={(event) => setWindowS(Number((event.target as HTMLSelectElement).value))}>
             {WINDOWS_S.map((seconds) => <option key={seconds} value={seconds}>{seconds} s</option>)}
           </select>
@@ -104,7 +106,7 @@ export function Timelines({ rid }: { rid: string }): VNode {
           <Steps
             steps={recording.steps}
             span={request ? { from: request.start, to: request.end } : { from: recording.now - windowS, to: recording.now }}
-            about={request ? "while the request was there" : `of the last ${windowS} s`}
+            about={request ? "during the request" : `over the last ${windowS} s`}
           />
         </>
       )}
@@ -147,11 +149,11 @@ const sumUp = (request: Request): string =>
 
 function Requests({ recording, onChoose }: { recording: Recording; onChoose: (id: number) => void }): VNode {
   const listed = recording.requests.slice(0, LISTED);
-  if (!listed.length) return <p class="hint">No request yet.</p>;
+  if (!listed.length) return <p class="hint">No requests yet.</p>;
   const span = { from: Math.min(...listed.map(({ start }) => start)), to: recording.now };
   return (
     <>
-      <h2>The last requests, over {duration(span.to - span.from)}</h2>
+      <h2>Recent requests, over {duration(span.to - span.from)}</h2>
       <ul class="requests">
         {listed.map((request) => (
           <li key={request.id}>
@@ -172,11 +174,11 @@ function OneRequest({ request }: { request: Request }): VNode {
   const whole = request.end - request.start;
   return (
     <>
-      <h2>{request.ended ? "A request" : "A request that runs"}: {sumUp(request)}{request.finish && `, ended by ${request.finish}`}</h2>
+      <h2>{request.ended ? "Request" : "Running request"}: {sumUp(request)}{request.finish && `, finish reason: ${request.finish}`}</h2>
       <StageBar stages={request.stages} span={{ from: request.start, to: request.end }} />
       <div class="scroll" tabIndex={0} role="region" aria-label="Stages of the request">
         <table>
-          <thead><tr><th>Stage</th><th>What happened</th><th>After</th><th>Took</th><th>Share</th><th>Tokens</th></tr></thead>
+          <thead><tr><th>Stage</th><th>What happened</th><th>Start</th><th>Duration</th><th>Share</th><th>Tokens</th></tr></thead>
           <tbody>
             {request.stages.map((stage, index) => (
               <tr key={index}>

@@ -6,6 +6,7 @@ import { Figure } from "./charts";
 import { count, duration, percent } from "./format";
 import { across, layOut, type Layout, type Snapshot } from "./layout";
 import { timelineOf } from "./timelines";
+import type { Source } from "./worker";
 
 interface Shot {
   time: number; // seconds
@@ -13,11 +14,12 @@ interface Shot {
 }
 
 type Colour = "age" | "hits";
+const PERIOD_MS = 1000;
 const KEPT = 180; // snapshots that one can step back through
 const LISTED = 12; // largest nodes, as text
 const NAMED = 4; // requests of those that read a node
 
-export function Tree(): VNode {
+export function Tree({ source }: { source: Source }): VNode {
   const [shots, setShots] = useState<Shot[]>([]);
   const [problem, setProblem] = useState("");
   const [paused, setPaused] = useState(false);
@@ -30,7 +32,7 @@ export function Tree(): VNode {
 
   useEffect(() => {
     const stop = new AbortController();
-    void watch(stop.signal, (shot) => {
+    void watch(source, stop.signal, (shot) => {
       setProblem("");
       if (!held.current) setShots((before) => [...before, shot].slice(-KEPT));
     }, setProblem);
@@ -42,7 +44,7 @@ export function Tree(): VNode {
   return (
     <section class="tree" aria-label="Radix tree">
       <div class="row controls">
-        <button type="button" aria-pressed={paused} onClick={() => { setPaused(!paused); setBack(0); }}>{paused ? "Go on" : "Pause"}</button>
+        <button type="button" aria-pressed={paused} onClick={() => { setPaused(!paused); setBack(0); }}>{paused ? "Resume" : "Pause"}</button>
         {paused && (
           <label>
             {back === 0 ? "latest" : `${duration(shots.at(-1)!.time - shot!.time)} before`}
@@ -65,10 +67,12 @@ export function Tree(): VNode {
             </select>
           </label>
         )}
-        <label class="check">
-          <input type="checkbox" checked={withText} onChange={(event) => setWithText((event.target as HTMLInputElement).checked)} />
-          Text (management key)
-        </label>
+        {!source.worker && (
+          <label class="check">
+            <input type="checkbox" checked={withText} onChange={(event) => setWithText((event.target as HTMLInputElement).checked)} />
+            Text (management key)
+          </label>
+        )}
       </div>
       {problem && <p class="error" role="alert">{problem}</p>}
       {snapshot ? <Drawing snapshot={snapshot} shots={shots} time={shot!.time} rank={rank} colour={colour} withText={withText} />
@@ -78,7 +82,10 @@ export function Tree(): VNode {
 }
 
 /** Reads snapshots until the signal; while the tab is hidden nobody watches, and the engine makes none. */
-async function watch(signal: AbortSignal, take: (shot: Shot) => void, fail: (reason: string) => void): Promise<void> {
+async function watch(
+  { worker, access }: Source, signal: AbortSignal, take: (shot: Shot) => void, fail: (reason: string) => void,
+): Promise<void> {
+  const path = worker ? `/ui/tree/${worker}` : "/ui/tree";
   while (!signal.aborted) {
     if (document.hidden) {
       await once(document, "visibilitychange", signal);
@@ -89,16 +96,17 @@ async function watch(signal: AbortSignal, take: (shot: Shot) => void, fail: (rea
     document.addEventListener("visibilitychange", hide);
     signal.addEventListener("abort", hide);
     try {
-      for await (const data of events(await call("/ui/tree", { signal: stream.signal }))) {
+      for await (const data of events(await call(path, { access, signal: stream.signal }))) {
         const content: { replicas: Snapshot[]; error?: { message: string } } = JSON.parse(data);
         if (content.error) throw new Error(content.error.message);
         take({ time: performance.now() / 1000, replicas: content.replicas });
       }
+      if (worker) await pause(PERIOD_MS); // a gateway's answer is one snapshot
     } catch (error) {
       if (!stream.signal.aborted) {
         fail(messageOf(error));
         if (error instanceof ApiError && error.wantsKey) await once(window, "bough-keys", signal);
-        else await new Promise((resume) => setTimeout(resume, 2000));
+        else await pause(2 * PERIOD_MS);
       }
     } finally {
       document.removeEventListener("visibilitychange", hide);
@@ -106,6 +114,8 @@ async function watch(signal: AbortSignal, take: (shot: Shot) => void, fail: (rea
     }
   }
 }
+
+const pause = (ms: number): Promise<void> => new Promise((resume) => setTimeout(resume, ms));
 
 function once(target: EventTarget, name: string, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
@@ -183,10 +193,10 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
   return (
     <>
       <dl class="figures">
-        <Figure label="Nodes" value={count(snapshot.parent.length)} note={`${locked} read now`} />
+        <Figure label="Nodes" value={nodesOf(snapshot)} note={`${locked} read now`} />
         <Figure label="Cached tokens" value={count(snapshot.cached_tokens)} />
         <Figure label="Held by requests" value={percent(snapshot.used_tokens / snapshot.total_tokens)} note={`of ${count(snapshot.total_tokens)} tokens`} />
-        <Figure label="Lookups and inserts" value={count(snapshot.clock)} />
+        <Figure label="Lookups and insertions" value={count(snapshot.clock)} />
       </dl>
       <canvas
         ref={canvas} tabIndex={0} role="application" aria-roledescription="radix tree"
@@ -197,7 +207,7 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
       />
       <div class="row">
         <p class="node" role="status">
-          {node === undefined ? "Point at a node, or move with the arrow keys." : (
+          {node === undefined ? "Hover over a node, or move with the arrow keys." : (
             <>
               <b>{count(snapshot.tokens[node]!)} tokens</b> from {count(layout.start[node]!)}, {count(snapshot.hits[node]!)} hits,{" "}
               used {ages(node)}, {snapshot.locks[node]! > 0 ? "read by " : "not read now"}
@@ -208,12 +218,12 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
         {focus !== null && <button type="button" class="small quiet" onClick={() => setFocus(null)}>Show all</button>}
       </div>
       {withText && text && <pre class="text" tabIndex={0} aria-label="Text of the node">{text}</pre>}
-      <p class="legend"><span><i class={`mark-${colour}`} />{colour === "age" ? "used lately → long ago" : "many hits → none"}</span><span><i class="mark-locked" />read by a request now</span></p>
+      <p class="legend"><span><i class={`mark-${colour}`} />{colour === "age" ? "recently used → least recently used" : "many hits → none"}</span><span><i class="mark-locked" />read by a request now</span></p>
       <details>
         <summary>Largest nodes as a table</summary>
         <div class="scroll" tabIndex={0} role="region" aria-label="Largest nodes">
           <table>
-            <thead><tr><th>From token</th><th>Tokens</th><th>Hits</th><th>Used</th><th>Read by</th></tr></thead>
+            <thead><tr><th>Start token</th><th>Tokens</th><th>Hits</th><th>Last used</th><th>Read by</th></tr></thead>
             <tbody>
               {largest.map((each) => (
                 <tr key={each}>
@@ -226,6 +236,11 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
       </details>
     </>
   );
+}
+
+/** How many are shown, and of how many if there are more: those used last are sent. */
+function nodesOf({ parent: { length: shown }, nodes }: Snapshot): string {
+  return nodes > shown ? `${shown.toLocaleString("en")} of ${nodes.toLocaleString("en")}` : shown.toLocaleString("en");
 }
 
 /** The requests that read each node. */
@@ -262,7 +277,7 @@ function agesOf(snapshot: Snapshot, shots: Shot[], time: number, rank: number): 
   const passed = shots.map((shot) => [shot.replicas[rank]?.clock ?? 0, shot.time] as const);
   return (node) => {
     const used = snapshot.used[node]!;
-    if (passed.length === 0 || used <= passed[0]![0]) return "before this page watched";
+    if (passed.length === 0 || used <= passed[0]![0]) return "before this page was opened";
     return `${duration(Math.max(0, time - passed.find(([clock]) => clock >= used)![1]))} ago`;
   };
 }

@@ -67,6 +67,7 @@ def many_nodes() -> dict[str, Any]:
     return {
         **figures,
         "readers": [],
+        "nodes": 28_000,
         "clock": MANY,
         "cached_tokens": 40 * MANY,
         "used_tokens": 0,
@@ -129,7 +130,7 @@ class Visit:
         page.get_by_role("button", name="Use", exact=True).click()
         seen["wrong_key"] = page.locator("dialog .error").inner_text()
         self.give_key("api", self.given.api_key)
-        page.get_by_label("Most tokens").fill("40")
+        page.get_by_label("Max tokens").fill("40")
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("System prompt").fill("You are a gardener who answers with a list in Markdown.")
         page.evaluate(GROWTH)
@@ -149,7 +150,7 @@ class Visit:
         self.press("Previous branch")
         seen["other_branch"] = page.locator(".message.user").nth(1).inner_text()
 
-        page.get_by_label("Most tokens").fill("4000")
+        page.get_by_label("Max tokens").fill("4000")
         page.get_by_label("Temperature").fill("1")
         self.say("Write a very long story.")
         page.locator(".message.assistant[aria-busy=true] .markdown p").first.wait_for()
@@ -160,18 +161,18 @@ class Visit:
         self.say("Is that allowed?")
         seen["refused"] = page.locator(".message.assistant .error").nth(1).inner_text()
         page.get_by_label("Top p").fill("")
-        page.get_by_label("JSON schema of the answer").fill("{")
+        page.get_by_label("JSON schema").fill("{")
         self.say("JSON, please.")
         seen["bad_schema"] = page.locator(".message.assistant .error").last.inner_text()
-        page.get_by_label("Most tokens").fill("60")
+        page.get_by_label("Max tokens").fill("60")
         page.get_by_label("Temperature").fill("0")  # so that no call is cut off
         schema = {"type": "object", "properties": {"tree": {"enum": ["oak", "elm"]}}, "required": ["tree"]}
-        page.get_by_label("JSON schema of the answer").fill(json.dumps(schema))
+        page.get_by_label("JSON schema").fill(json.dumps(schema))
         self.press("New chat")
         self.say("Name a tree.")
         self.answered(0)
         seen["structured"] = page.locator(".message.assistant .markdown").inner_text()
-        page.get_by_label("JSON schema of the answer").fill("")
+        page.get_by_label("JSON schema").fill("")
 
         chunk = {"choices": [{"delta": {"content": BAIT}, "finish_reason": "stop"}]}
 
@@ -191,7 +192,7 @@ class Visit:
         page, seen = self.page, self.seen
         self.press("New chat")
         parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bern"]}}, "required": ["city"]}
-        page.get_by_label("Tools, as JSON").fill(json.dumps([{"name": "weather", "parameters": parameters}]))
+        page.get_by_label("Tools (JSON)").fill(json.dumps([{"name": "weather", "parameters": parameters}]))
         page.get_by_label("Tool choice").select_option("required")
         self.say("What is the weather in Oslo?")
         seen["call_stats"] = self.answered(0)
@@ -199,27 +200,27 @@ class Visit:
         page.get_by_label("Tool choice").select_option("none")
         page.get_by_label("Result of weather").fill("It snows.")
         with page.expect_request("**/v1/chat/completions") as sent:
-            page.get_by_role("button", name="Send the result").click()
+            page.get_by_role("button", name="Send result").click()
         seen["after_call"] = sent.value.post_data_json["messages"]
         seen["result_stats"] = self.answered(1)
-        page.get_by_label("Tools, as JSON").fill("")
+        page.get_by_label("Tools (JSON)").fill("")
 
     def compare(self) -> None:
         page, seen = self.page, self.seen
         self.press("New chat")
         self.press("Compare two")
-        page.get_by_role("form", name="Settings of A").get_by_label("Most tokens").fill("5")
-        page.get_by_role("form", name="Settings of B").get_by_label("Most tokens").fill("9")
+        page.get_by_role("form", name="Settings of A").get_by_label("Max tokens").fill("5")
+        page.get_by_role("form", name="Settings of B").get_by_label("Max tokens").fill("9")
         self.say("Name three trees.")
         logs = [page.get_by_role("log", name=f"Messages of {name}") for name in "AB"]
         seen["compared"] = [log.locator(".stats").inner_text() for log in logs]
         self.look("compare")
-        self.press("One side")
+        self.press("Close comparison")
         seen["sides_left"] = page.get_by_role("log").count()
 
     def timelines(self) -> None:
         page, seen = self.page, self.seen
-        page.get_by_label("Most tokens").fill("30")
+        page.get_by_label("Max tokens").fill("30")
         page.get_by_label("Temperature").fill("0")
         self.say("Which trees keep their leaves in winter?")
         self.answered(1)
@@ -295,7 +296,7 @@ class Visit:
         seen["readers_in_the_table"] = page.evaluate(SHARED)
         self.look("tree-readers")
         page.locator(".node a").first.click()
-        seen["reader"] = page.locator("h2", has_text="A request that runs").inner_text()
+        seen["reader"] = page.locator("h2", has_text="Running request").inner_text()
         seen["rids_on_the_page"] = [rid for rid in rids if rid in page.content()]
         for rid in rids:  # else they would go on while frames are counted
             self.manage("/abort_request", {"rid": rid})
@@ -321,6 +322,7 @@ class Visit:
         page.locator(f"canvas[aria-label*='{MANY} nodes']").wait_for()
         self.seen["frames_per_second"] = page.evaluate(FRAMES)
         self.seen["node_of_many"] = page.locator(".node").inner_text()
+        self.seen["nodes_of_many"] = page.locator(".figure dd").first.inner_text()
         page.unroute("**/ui/tree")
 
     def manage(self, path: str, body: dict[str, Any], url: str | None = None) -> None:
@@ -351,7 +353,7 @@ class Visit:
         self.give_key("admin", self.given.admin_key)
         page.locator("tbody tr").first.wait_for()
         page.get_by_role("link", name="Chat").click()
-        page.get_by_label("Most tokens").fill("8")
+        page.get_by_label("Max tokens").fill("8")
         page.get_by_label("System prompt").fill("You are a gardener who answers in one short sentence. " * 20)
         self.say("Say hello.")
         self.seen["gateway_stats"] = self.answered(0)
@@ -363,6 +365,17 @@ class Visit:
         self.seen["workers"] = page.get_by_role("region", name="Table of workers").locator("tbody").inner_text()
         self.seen["routed"] = page.get_by_role("region", name="Routing decisions").locator("tbody").inner_text()
         self.look("gateway")
+        page.get_by_role("link", name="Timelines").click()
+        page.locator(".requests li").first.wait_for()
+        page.get_by_role("link", name="Tree").click()
+        picker = page.get_by_role("combobox", name="Worker")
+        self.seen["watched"] = picker.locator("option").all_inner_texts()
+        picker.select_option(index=1)
+        page.locator("canvas").wait_for()
+        clock = self.clock()
+        self.ask_engine("Is a gateway's picture of a worker's tree live?")
+        page.wait_for_function(f"() => Number({CLOCK}) > {clock}")
+        self.look("gateway-tree")
 
     def two_models(self) -> None:
         """A worker with another model joins: both answer side by side, and the one that takes images is shown one."""
@@ -384,7 +397,7 @@ class Visit:
         for name in "AB":
             page.get_by_role("log", name=f"Messages of {name}").locator(".stats").wait_for()
         seen["heads"] = page.get_by_role("log").locator("h2").all_inner_texts()
-        self.press("One side")
+        self.press("Close comparison")
         page.locator("input[type=file]").wait_for(state="attached")
         png = base64.b64decode(page.evaluate("document.createElement('canvas').toDataURL()").partition(",")[2])
         page.locator("input[type=file]").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": png})

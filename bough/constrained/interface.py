@@ -97,13 +97,14 @@ class Matcher(ABC):
     def _fill(self, mask: npt.NDArray[np.int32]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compiled:
     """One grammar over one vocabulary, shared by every request that asks for it."""
 
     warnings: tuple[str, ...]  # what is not enforced, by path; for a strict spec only unknown keywords
     make: Callable[[], Matcher]
     jumps: bool  # see `Prepared`
+    tried: bool = False  # some masks were worked out, and quickly
 
     def matcher(self) -> Matcher:
         made = self.make()

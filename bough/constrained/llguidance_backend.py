@@ -1,9 +1,12 @@
 """Masks by llguidance: an Earley parser over derivatives of regular expressions.
 
 Compiles take milliseconds and a mask tens to hundreds of microseconds; the library limits both. A grammar that meets a
-limit while generating is refused there, for its request alone.
+limit while generating is refused there, for its request alone. The library does not limit the first row of its parser,
+which it computes while it holds the interpreter: `check_grammar` tries that in a process that can be ended.
 """
 
+import functools
+import time
 from collections.abc import Callable
 
 import llguidance
@@ -14,6 +17,10 @@ from bough.constrained.backends import refusal
 from bough.constrained.interface import GrammarSpec, Matcher
 from bough.constrained.vocabulary import Vocabulary, allow_also, allow_only
 from bough.core.errors import RequestError
+
+MOST_FIRST_S = 0.1  # of computing for the first row; later ones take less, because the library limits them
+# Of one mask: a fifth of the library's own limit, with which a mask of an ambiguous grammar takes seconds.
+LIMITS = llguidance.LLParserLimits(step_max_items=10_000)
 
 
 class LLGuidanceBackend:
@@ -26,23 +33,33 @@ class LLGuidanceBackend:
         return b""
 
     def load(self, spec: GrammarSpec, compiled: bytes = b"") -> Callable[[], Matcher]:
-        first = llguidance.LLMatcher(self._tokenizer, _grammar(spec.text), log_level=0)
-        if first.is_error():
-            raise refusal(first.get_error())
+        first = _matcher(self._tokenizer, spec)
         return lambda: LLGuidanceMatcher(first.deep_copy(), self._vocabulary)
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raises if the library does not take a grammar; that needs no vocabulary."""
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_grammar(spec.text))
-    if failed:
-        raise refusal(messages[0])
+    """Raises if the library does not take a grammar, or takes long to begin with it; that needs no vocabulary."""
+    matcher = _matcher(_byte_tokenizer(), spec)
+    began = time.thread_time()
+    matcher.compute_bitmask()
+    if matcher.is_error() or time.thread_time() - began > MOST_FIRST_S:
+        raise RequestError("The grammar is too ambiguous: its beginning can be read in too many ways; make it smaller.")
 
 
-def _grammar(text: str) -> str:
+def _matcher(tokenizer: llguidance.LLTokenizer, spec: GrammarSpec) -> llguidance.LLMatcher:
     """`no_forcing`: the library would narrow masks to its own tokens for forced text; the engine knows the model's
     tokenizer."""
-    return llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + text)
+    grammar = llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + spec.text)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise refusal(matcher.get_error())
+    return matcher
+
+
+@functools.cache
+def _byte_tokenizer() -> llguidance.LLTokenizer:
+    pieces = tuple(bytes([value]) for value in range(256))
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_LibraryVocabulary(Vocabulary((*pieces, b""), (256,)))))
 
 
 class _LibraryVocabulary:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bough.core.finish import FinishAbort, FinishLength, FinishReason, FinishStop
-from bough.core.plan import BoolArray, IntArray, PositionLogprobs, StepResult, positions_in_runs
+from bough.core.plan import BoolArray, FloatArray, IntArray, PositionLogprobs, StepResult, positions_in_runs
 from bough.core.pooling import OF_TOKENS
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import (
@@ -122,7 +122,8 @@ class Committer:
             self._draft_counts(rows),
         )
         ended = self._ended_rows(rows, last, bad, failed)
-        ended += [(c.request, _ending(c.request)) for _, c in chunks if c.final and c.request.max_new == 0]
+        without_tokens = [(i, c.request) for i, c in chunks if c.final and c.request.max_new == 0]
+        ended += [(request, _ending(request, result.vectors.get(i))) for i, request in without_tokens]
         vectors: dict[int, bytes] = {}
         for i, vector in ((i, vector) for i, vector in result.vectors.items() if live[i]):
             request, first = table.request_in(int(planned[i])), int(begun[i])
@@ -264,8 +265,11 @@ class Committer:
         return started
 
 
-def _ending(request: Request) -> FinishReason:
-    """Of a request that its prompt ends."""
+def _ending(request: Request, vector: FloatArray | None) -> FinishReason:
+    """Of a request that its prompt ends: nothing is sampled, so what else it gets tells whether all went well."""
+    scores = (run.logprobs for run in request.input_logprobs)
+    if any(np.isnan(run).any() for run in scores) or not (vector is None or np.isfinite(vector).all()):
+        return BAD_LOGITS
     return FinishLength(0) if request.pooling in (None, *OF_TOKENS) else FinishStop(None)
 
 

@@ -120,7 +120,7 @@ class Constraint:
     ) -> None:
         """Without a grammar only the thinking is bounded, and bad words are kept away."""
         self._matcher = None if compiled is None else compiled.matcher()
-        self._masks = None if self._matcher is None else MaskWork(self._matcher)
+        self._masks = None if compiled is None or self._matcher is None else MaskWork(self._matcher, compiled)
         self._thinking = None if thinking is None else ThinkingTrack(thinking)
         self._bad_words = BadWords(bad_words)
         self._tried = 0  # tokens of the grammar that may turn out to be a marker of thinking

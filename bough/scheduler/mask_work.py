@@ -1,4 +1,5 @@
-"""The work of one request's grammar: done on the spot while it is quick, masks on a thread of their own once not.
+"""The work of one request's grammar: on the spot where it is quick, masks on a thread where it is not, or not known to
+be: a grammar's first ones, and those of a request whose masks were slow.
 
 A step waits for the masks of all its rows, and a grammar can be written whose masks take long. Steps go on without such
 a row until its mask is there. A mask that takes far too long ends its request, and so does more than a fair share of
@@ -11,7 +12,7 @@ import time
 
 import numpy as np
 
-from bough.constrained.interface import Matcher
+from bough.constrained.interface import Compiled, Matcher
 from bough.core.errors import RequestError
 from bough.core.plan import IntArray
 
@@ -32,9 +33,11 @@ _changed = threading.Condition()  # of `_computing`
 class MaskWork:
     """`accept` each token, `fill` as often as a mask is wanted: it says whether the mask has come."""
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, grammar: Compiled) -> None:
         self._matcher = matcher
+        self._grammar = grammar
         self._task: _Task | None = None
+        self._quick = 0  # masks that were
         self._distrust = 0  # masks that must be quick before one is worked out on the spot
         self._debt_s = 0.0  # what it took of the loop's time beyond its share
 
@@ -57,10 +60,10 @@ class MaskWork:
 
     def fill(self, words: IntArray, deadline: float | None = None) -> bool:
         """Writes what may come next. False: it is not worked out by the `deadline` (of `time.monotonic`); ask again. A
-        `RequestError` when it takes too long, or the back end gives up."""
+        `RequestError` when it takes too long, or the back end gives up. Without a deadline nothing may be slow."""
         if self._debt_s > CREDIT_S:
             raise _too_ambiguous("more time than others can spare")
-        if not self.slow:
+        if not self.slow and (deadline is None or self._grammar.tried):
             began = time.thread_time()  # which leaves out what others use of the machine
             self._matcher.fill(words)
             cost_s = time.thread_time() - began
@@ -82,7 +85,10 @@ class MaskWork:
         return True
 
     def _note(self, cost_s: float) -> None:
-        self._distrust = QUICK_RUN if cost_s > SLOW_S else max(0, self._distrust - 1)
+        slow = cost_s > SLOW_S
+        self._distrust = QUICK_RUN if slow else max(0, self._distrust - 1)
+        self._quick += not slow
+        self._grammar.tried |= self._quick >= QUICK_RUN
 
 
 def _too_ambiguous(how_long: str) -> RequestError:

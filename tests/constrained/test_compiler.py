@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import selectors
 import signal
@@ -17,8 +19,9 @@ from bough.constrained import xgrammar_backend
 from bough.constrained.compiler import CachingCompiler
 from bough.constrained.compiler_process import CompilerPool, Hello
 from bough.constrained.interface import Compiled, GrammarSpec, Ticket
-from bough.constrained.llguidance_backend import LLGuidanceMatcher
+from bough.constrained.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from bough.constrained.prepare import prepare
+from bough.constrained.vocabulary import Vocabulary
 from bough.core.errors import RequestError, SettingsError
 from bough.core.pipe_process import PipeProcess
 from tests.constrained.walks import BYTES, accepts, backend_of, matcher_of
@@ -318,6 +321,27 @@ def test_a_limit_of_the_library_is_told_when_it_was_met_on_the_way() -> None:
     matcher.accept(ord("["))  # from where it would have to follow 2,100 readings
     with pytest.raises(RequestError, match=r"cannot be followed any further: .*2100 items"):
         matcher.fill(mask)
+
+
+def test_a_grammar_whose_beginning_can_be_read_in_too_many_ways_is_refused() -> None:
+    """The library works out the first row of its parser while it holds the interpreter, and limits it by nothing: with
+    1,000 rules of this kind that takes 20 s."""
+    rules = "\n".join(f"r{i} ::= r{(i * 7 + 1) % 300} | [a-z ]+ r{(i * 3 + 1) % 300}? | [A-Za-z ]*" for i in range(300))
+    endless = ebnf_spec("root ::= " + " | ".join(f"r{i} root" for i in range(300)) + f' | "."\n{rules}')
+    built = CachingCompiler("xgrammar", lambda: BYTES, timeout_s=30.0)
+    with contextlib.closing(built), pytest.raises(RequestError, match=r"too ambiguous: its beginning|too complex"):
+        wait(built.request(endless))
+
+
+def test_one_mask_of_an_ambiguous_grammar_is_bounded() -> None:
+    """With the library's own limit this mask takes seconds."""
+    rules = "\n".join(f"r{i} ::= r{(i * 7 + 1) % 60} | [a-z ]+ r{(i * 3 + 1) % 60}? | [A-Za-z ]*" for i in range(60))
+    spec = ebnf_spec("root ::= " + " | ".join(f"r{i} root" for i in range(60)) + f' | "."\n{rules}')
+    words = tuple(bytes(pair) for pair in itertools.product(b"aBcDe .", repeat=4))
+    backend = LLGuidanceBackend(Vocabulary((*words, b""), (len(words),)))
+    matcher = backend.load(prepare(spec, "llguidance").spec)()
+    with pytest.raises(RequestError, match="limit 10000"):
+        matcher.fill(np.zeros(len(words) // 32 + 1, np.int32))
 
 
 def test_names_of_back_ends() -> None:

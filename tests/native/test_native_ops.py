@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 from bough.executor.native_recorder import ACTIVATIONS
 from bough.kernels.quant_linear.packed import aligned_bytes
@@ -29,6 +30,17 @@ def test_nan_passes_through_activations_and_caps(
     pool.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
     for found in (out, x[0]):
         assert np.flatnonzero(np.isnan(found)).tolist() == [place]
+
+
+@pytest.mark.parametrize(("name", "form"), [("gelu", "none"), ("gelu_tanh", "tanh")])
+def test_gelu_is_that_of_torch(any_tier: ctypes.CDLL, name: str, form: str) -> None:
+    x = np.concatenate([np.linspace(-12.0, 12.0, 40_001), [-80.0, 80.0, 0.0]]).astype(np.float32)
+    out = np.zeros_like(x)
+    tape, pool = Tape(any_tier), ThreadPool(any_tier, 1)
+    tape.add("activate", x.ctypes.data, ACTIVATIONS[name], False, x.size, out.ctypes.data)
+    pool.run(tape, Step(tokens=1), aligned_bytes(tape.scratch_bytes(1, 1)).ctypes.data)
+    expected = torch.nn.functional.gelu(torch.from_numpy(x).double(), approximate=form).numpy()
+    assert (np.abs(out - expected) <= 4e-7 * np.maximum(1.0, np.abs(x))).all()
 
 
 @pytest.mark.slow

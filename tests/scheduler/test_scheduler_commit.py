@@ -135,6 +135,21 @@ def test_no_new_tokens_end_with_the_prompt() -> None:
     assert desk.out.ended == {1: FinishLength(0)} and 1 in desk.out.started
 
 
+@pytest.mark.parametrize("found", ["vectors", "input_logprobs"])
+def test_no_new_tokens_end_with_an_error_where_a_vector_or_a_logprob_is_no_number(found: str) -> None:
+    """And nobody reads the pages of such a prompt."""
+    desk = Desk()
+    request, other = desk.seat(1, max_new_tokens=0), desk.seat(2, max_new_tokens=0)
+    scores = run_of(2, 3)
+    scores.logprobs[1] = np.nan
+    broken = {"vectors": np.array([1.0, np.inf], dtype=np.float32), "input_logprobs": scores}[found]
+    left = list[tuple[int, bool]]()
+    leave = desk.batch.leave
+    desk.batch.leave = lambda request, *, spoilt: (left.append((request.handle, spoilt)), leave(request))  # type: ignore
+    desk.commit(desk.prefill(request, other), **{found: {0: broken}})
+    assert desk.out.ended == {1: BAD_LOGITS, 2: FinishLength(0)} and left == [(1, True), (2, False)]
+
+
 def test_the_result_of_a_row_that_has_moved_on_is_dropped() -> None:
     desk = Desk()
     first = desk.seat(1, max_new_tokens=9)

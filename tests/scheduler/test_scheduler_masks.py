@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -49,17 +50,17 @@ class StrayMatcher(FakeMatcher):
 class OtherMatchers(FakeGrammars):
     """Grammars whose matchers are of another kind."""
 
-    def __init__(self, make: Callable[[Places], FakeMatcher]) -> None:
+    def __init__(self, make: Callable[[Places], FakeMatcher], *, tried: bool = True) -> None:
         super().__init__()
-        self._make = make
+        self._make, self._tried = make, tried
 
     def request(self, spec):  # type: ignore[no-untyped-def]
-        make = self._make
+        make, tried = self._make, self._tried
 
         class Ticket(FakeTicket):
             def result(self) -> FakeCompiled:
                 places = super().result().places
-                compiled = FakeCompiled(places)
+                compiled = FakeCompiled(places, tried=tried)
                 compiled.matcher = lambda: make(places)  # type: ignore[method-assign]
                 return compiled
 
@@ -170,6 +171,32 @@ def test_the_others_go_on_while_a_mask_is_worked_out(monkeypatch: pytest.MonkeyP
     assert b.out.ended[0] == FinishStop(EOS) and b.out.outputs[0] == oracle([1, 2], FREE, 20, jumps=False)
 
 
+def test_the_others_go_on_while_the_first_mask_of_a_grammar_is_worked_out() -> None:
+    """Nobody knows yet how long that takes. Later requests with the grammar do without a thread."""
+    go_on = threading.Event()
+
+    class Waiting(FakeMatcher):
+        def fill(self, mask: IntArray) -> None:
+            assert self.taken or go_on.wait(30)
+            super().fill(mask)
+
+    b = Bench(eos_ids=(EOS,), grammars=OtherMatchers(Waiting, tried=False), disable_jump_forward=True)
+    b.ask(0, [1, 2], max_new_tokens=20, regex=grammar([CHOICE] * 8))
+    b.ask(1, [1, 2], max_new_tokens=12, ignore_eos=True)
+    while 1 not in b.out.ended:
+        b.turn()
+    assert 0 not in b.out.ended and not b.out.outputs[0]
+    go_on.set()
+    b.run(100_000)
+    assert b.out.ended[0] == FinishStop(EOS) and b.out.outputs[0] == oracle([1, 2], [CHOICE] * 8, 20, jumps=False)
+    compiled = FakeCompiled(FREE, tried=False)
+    works = [MaskWork(FakeMatcher(FREE), compiled) for _ in range(2)]
+    words = np.zeros(8, dtype=np.int32)
+    for _ in range(mask_work.QUICK_RUN):
+        assert not compiled.tried and works[0].fill(words, time.monotonic() + 30)
+    assert compiled.tried and works[1].fill(words, 0.0)
+
+
 def test_a_mask_that_takes_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_work, "SLOW_S", -1.0)
     monkeypatch.setattr(mask_work, "LIMIT_S", 0.01)
@@ -249,6 +276,6 @@ def test_a_request_that_takes_more_than_its_share_of_the_loop_ends(monkeypatch: 
 
 def test_time_within_the_share_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_work, "FAIR_S", 10.0)
-    work = MaskWork(FakeMatcher(FREE))
+    work = MaskWork(FakeMatcher(FREE), FakeCompiled(FREE))
     work._debt_s = 0.2
     assert work.accept(1) and work._debt_s == 0.0

@@ -75,11 +75,17 @@ INLINE vec gelu_tanh(vec x) {
     return 0.5f * x * (1.0f + tanh_(inner));
 }
 
+/* x times the share of the normal distribution below it, by the tail above |x|: Abramowitz and Stegun 7.1.26. */
 INLINE vec gelu(vec x) {
-    vec y;
-    for (int i = 0; i < LANES; i++)
-        y[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
-    return y;
+    vec size = larger(x, -x) * 0.70710678f;
+    vec t = 1.0f / (1.0f + 0.3275911f * size);
+    vec p = splat(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    vec tail = 0.5f * x * (p * t * exp_(-size * size));
+    return select_(x > 0.0f, x - tail, tail);
 }
 
 INLINE vec relu(vec x) { return select_(x < 0.0f, (vec){0}, x); } /* NaN stays */

@@ -584,9 +584,6 @@ def test_the_page_tells_what_was_compared() -> None:
     assert table.partition("\n\n")[0].splitlines() == list(lines())
 
 
-NOT = "not compared"
-
-
 def lines() -> Iterator[str]:
     """The page's table."""
     for family in map(find_family, FAMILIES):
@@ -596,9 +593,9 @@ def lines() -> Iterator[str]:
         # On one, docs/performance.md says; its Transformers computes Granite's hybrids in another way.
         on_gpus = "interpreted" if family.model_types[0] in (*ELSEWHERE, "granitemoehybrid") else "H200"
         if not cases and family.model_types[0] in IMAGES:
-            cases, on_gpus = [Case({}, native=False)], "interpreted" if "qwen2_vl" in family.model_types else NOT
+            cases = [Case({}, native=False)]
         if family.model_types[0] == "whisper":  # in test_whisper.py
-            cases, on_gpus = [Case({}, native=False)], NOT
+            cases = [Case({}, native=False)]
         assert cases, f"{family.architectures} are not compared"
         columns = (
             ", ".join(f"`{name}`" for name in family.model_types),
@@ -606,6 +603,6 @@ def lines() -> Iterator[str]:
             PUBLISHED_SIZES[family.model_types[0]],
             "safetensors, GGUF" if family.gguf_architecture else "safetensors",
             "torch and native" if all(case.native for case in cases) else "torch",
-            NOT if family.model_types[0] in ENCODERS else on_gpus,
+            on_gpus,
         )
         yield f"| {' | '.join(columns)} |"

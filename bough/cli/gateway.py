@@ -10,6 +10,8 @@ from typing import Any
 
 from bough.cli.commands import Parser, without_keys
 from bough.cli.flags import add_setting, checked
+from bough.cli.serve import settings_of
+from bough.core.custom_code import check_gateway_code
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT, GatewaySettings, gateway_fields
 
@@ -112,12 +114,16 @@ def settings_from(
     keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
-    settings = dict(given)
+    settings: dict[str, Any] = dict(given)
+    keys_in_file: Sequence[object] = ()
     if config is not None:  # its workers, policies and keys are taken by the gateway itself, and watched
         from bough.gateway.config_file import read_file
 
-        settings = read_file(config).settings | given
-    if engine_flags and not settings.get("launch"):
+        content = read_file(config)
+        settings, keys_in_file = content.settings | given, content.api_keys
+    if settings.get("launch"):
+        settings["engines_take_code"] = settings_of(engine_flags, environ).scheduler.enable_custom_logit_processor
+    elif engine_flags:
         words = " ".join(without_keys(engine_flags))
         problem = f"What stands behind `--` ({words}) is for engines that the gateway starts"
         raise SettingsError(f"{problem}: add --launch N, or leave it out.")
@@ -125,7 +131,7 @@ def settings_from(
     prefill = tuple(_prefill(words) for words in parsed.prefill)
     if (prefill or parsed.decode) and not settings.get("pd_disaggregation"):
         raise SettingsError("--prefill and --decode are for --pd-disaggregation; add it, or use --worker-urls.")
-    return GatewaySettings(
+    complete = GatewaySettings(
         **settings,
         worker_urls=(*parsed.decode, *parsed.worker_urls) or _words(environ, "WORKER_URLS"),
         prefill=prefill,
@@ -135,6 +141,8 @@ def settings_from(
         given=tuple(given),
         engine_flags=engine_flags,
     )
+    check_gateway_code(complete, keys_in_file)
+    return complete
 
 
 def _prefill(words: Sequence[str]) -> tuple[str, int]:

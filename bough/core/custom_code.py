@@ -4,9 +4,11 @@ A client that may send such a request may run anything in the engine's process. 
 clients with its key. The offline engine's one caller is the process that it belongs to: it could run the code itself.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
 
 from bough.core.errors import SettingsError
+from bough.core.gateway_settings import GatewaySettings
 from bough.core.settings import Settings
 
 
@@ -18,6 +20,13 @@ def check_server_code(settings: Settings) -> None:
         text = "--enable-custom-logit-processor lets any client run any code in this server"
         raise SettingsError(f"{text}; add --api-key (or BOUGH_API_KEY), so that only clients with the key do.")
     load_dill()
+
+
+def check_gateway_code(settings: GatewaySettings, more_keys: Sequence[object] = ()) -> None:
+    """The same of a gateway: the engines that it starts have a key, but that is its own and no client needs it."""
+    if settings.engines_take_code and not (settings.api_keys or more_keys):
+        text = "--enable-custom-logit-processor lets any client of this gateway run any code in its engines"
+        raise SettingsError(f"{text}; give the gateway --api-key (or BOUGH_GATEWAY_API_KEY, or api_keys in its file).")
 
 
 def load_dill() -> ModuleType:

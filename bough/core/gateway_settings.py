@@ -37,6 +37,7 @@ class GatewaySettings(EdgeSettings):
     prefill: tuple[tuple[str, int], ...] = ()  # URLs and bootstrap ports of prefill engines
     config: str | None = None  # a YAML file; its values hold where no flag is given
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
+    engines_take_code: bool = False  # by those flags, or what else these engines read
     launched: tuple[tuple[str, str], ...] = ()  # URLs and keys of those that the gateway's first process has started
     api_keys: tuple[str, ...] = ()
     selector: tuple[str, ...] = ()  # key=value of Kubernetes pods

@@ -192,6 +192,8 @@ class LocalEngines(RegistryListener):
         flags, environment = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
         words = [sys.executable, "-m", "bough.cli.main", "serve", "--host", "127.0.0.1"]
         words += ["--port", str(self._ports[number]), *flags, *self._event_flags(number), *settings.engine_flags]
+        # Whether they take clients' code is decided when the gateway starts: their own file may be another by now.
+        environment["BOUGH_ENABLE_CUSTOM_LOGIT_PROCESSOR"] = str(int(settings.engines_take_code))
         return words, {**environment, "BOUGH_API_KEY": self._key}
 
     def _event_flags(self, number: int) -> list[str]:

@@ -147,3 +147,18 @@ def test_a_policy_that_is_taken_out_of_the_file_gives_way_to_the_default(tmp_pat
             assert d.gateway.policies.shown()["default"] == "cost"
 
     asyncio.run(main())
+
+
+def test_a_file_that_loses_its_keys_changes_nothing_while_engines_take_code(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        file.write_text("api_keys: [tenant]\n")
+        async with workers(FakeWorker()) as (fake,), desk(fake, engines_take_code=True) as d:
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            file.write_text("queue_size: 5\n")
+            with pytest.raises(SettingsError, match="give the gateway --api-key"):
+                config.apply()
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 401 and not fake.requests
+
+    asyncio.run(main())

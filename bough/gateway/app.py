@@ -11,7 +11,7 @@ from bough.gateway.core import Gateway
 from bough.gateway.headers import RawHeaders, upstream_headers
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
-from bough.gateway.peek import LARGE, Peek, peek
+from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
@@ -68,7 +68,7 @@ class GatewayApp:
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive)
-            peeked = peek(await self._gateway.bodies.excerpt(body) if len(body) > LARGE else body, scope["headers"])
+            peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, scope["headers"])
             missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
             not_json = peeked.not_json or missing
             if not_json is not None and takes_json(path, scope["headers"]):

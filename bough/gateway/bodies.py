@@ -7,7 +7,7 @@ from collections.abc import Generator
 import msgspec
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.peek import FIELDS, MEDIA_MARK, media_hash
+from bough.gateway.peek import FIELDS, MEDIA_MARK, MOST_INSIDE, media_hash
 from bough.server.errors import HttpError
 from bough.server.held_bodies import BodyRoom
 
@@ -27,7 +27,7 @@ class Bodies(BodyRoom):
 
 # ---- what routing needs of a large body
 
-MOST_OF_FIELD = 1 << 18
+MOST_OF_FIELD, INSIDE_FIELD = 1 << 18, MOST_INSIDE // 8  # bytes, and lists and objects
 WINDOW = 1 << 16  # bytes that one step looks at
 STEP = 64  # what a step costs besides, in bytes
 TURN = 1 << 17  # bytes of work between two turns of the event loop: a few milliseconds
@@ -107,7 +107,10 @@ def _excerpt(body: bytes) -> Steps:
 
 
 def _beginning(body: bytes, begin: int, end: int) -> Steps:
-    return body[begin:end] if end - begin <= MOST_OF_FIELD else (yield from _cut(body, begin))
+    short = end - begin <= MOST_OF_FIELD
+    if short and body.count(b"{", begin, end) + body.count(b"[", begin, end) <= INSIDE_FIELD:
+        return body[begin:end]
+    return (yield from _cut(body[begin : end if short else begin + MOST_OF_FIELD].lstrip(), whole=short))
 
 
 def _with_digests(body: bytes, begin: int, end: int, files: list[tuple[int, int]]) -> Steps:
@@ -149,11 +152,10 @@ def _name(written: bytes) -> str:
     return name if name in FIELDS else ""
 
 
-def _cut(body: bytes, at: int) -> Steps:
+def _cut(raw: bytes, *, whole: bool) -> Steps:
     """The beginning of a long value: as many whole values as fit, with everything open closed."""
-    raw = body[at : at + MOST_OF_FIELD].lstrip()
     if raw.startswith(b'"'):
-        return raw[: max(1, raw.rfind(b" "))] + b'"'
+        return raw if whole else raw[: max(1, raw.rfind(b" "))] + b'"'
     end, before, signs = 0, 0, bytearray()  # the last comma, and how many of the signs stand before it
     for token in TOKEN.finditer(raw):
         yield STEP
@@ -162,6 +164,11 @@ def _cut(body: bytes, at: int) -> Steps:
             end, before = token.start(), len(signs)
         elif sign != QUOTE:
             signs.append(sign)
+            if len(signs) > 2 * INSIDE_FIELD:  # with the ends
+                break
+    else:
+        if whole:
+            return raw
     closing: list[bytes] = []
     for sign in signs[:before]:
         if sign in CLOSING:

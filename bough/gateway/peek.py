@@ -5,6 +5,8 @@ what the client sent of it, so that equal images go to one worker and long ones 
 """
 
 import hashlib
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -32,7 +34,9 @@ class RequestFields(msgspec.Struct):
 
 
 FIELDS = frozenset(RequestFields.__struct_fields__)
-LARGE = 1 << 20  # bytes; a smaller body is decoded in a few milliseconds
+LARGE = 1 << 20  # bytes; a smaller body with few lists and objects is decoded in some milliseconds
+MOST_INSIDE = 1 << 16  # brackets that open: what decoding takes longest for
+MOST_VALUES = 1 << 13  # of a prompt that routing looks at: some milliseconds
 LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
@@ -41,6 +45,7 @@ MEDIA_MARK = "\0media:"  # before a digest
 # Where an image, clip or recording is inside of a message or a part; and what inside of that is its content.
 MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", "source")
 CONTENT_FIELDS = ("url", "path", "data")
+WORD_FIELDS = ("role", *MEDIA_FIELDS, "content", "text")
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -50,6 +55,11 @@ class Peek(msgspec.Struct, frozen=True):
     routing: RoutingRequest
     previous_response_id: str | None
     not_json: str | None = None  # why the body is no JSON object
+
+
+def is_heavy(body: bytes) -> bool:
+    """Whether to decode it would block the event loop."""
+    return len(body) > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE
 
 
 def peek(body: bytes, headers: RawHeaders) -> Peek:
@@ -81,7 +91,7 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
-    media = "".join(map(_media, filter(None, (fields.images, fields.image_data, fields.video_data, fields.audio_data))))
+    media = _words([fields.images, fields.image_data, fields.video_data, fields.audio_data], media=True)
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
@@ -98,30 +108,33 @@ def _ids(given: Any) -> tuple[int, ...] | None:
     if not isinstance(given, list) or not given:
         return None
     first = (given[0] if isinstance(given[0], list) else given)[:MOST_IDS]
-    return tuple(first) if all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in first) else None
+    are_ids = set(map(type, first)) <= {int} and (not first or 0 <= min(first) <= max(first) <= LARGEST_ID)
+    return tuple(first) if are_ids else None
 
 
-def _words(given: Any) -> str:
-    """All text in a prompt, a list of prompts, or messages with their roles."""
-    if isinstance(given, str):
-        return given + "\n"
-    if isinstance(given, list):
-        return "".join(map(_words, given))
-    if isinstance(given, dict):
-        media = "".join(_media(given[name]) for name in MEDIA_FIELDS if name in given)
-        return _words(given.get("role")) + media + _words(given.get("content")) + _words(given.get("text"))
-    return ""
+def _words(given: Any, *, media: bool = False) -> str:
+    """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
+    words: list[str] = []
+    inside: list[Iterator[tuple[Any, bool]]] = [iter([(given, media)])]
+    for _ in range(MOST_VALUES):
+        value, media = next(inside[-1], (inside, False))
+        if value is inside:  # nothing more
+            inside.pop()
+            if not inside:
+                break
+        elif isinstance(value, str):
+            words.append(_digest(value) if media else value)
+        elif isinstance(value, list):
+            inside.append(zip(value, repeat(media)))
+        elif isinstance(value, dict):
+            names = [name for name in (CONTENT_FIELDS if media else WORD_FIELDS) if name in value]
+            inside.append(iter([(value[name], media or name in MEDIA_FIELDS) for name in names]))
+    return "".join(word + "\n" for word in words)
 
 
-def _media(given: Any) -> str:
-    if isinstance(given, str):
-        known = given.startswith(MEDIA_MARK)
-        return (given if known else MEDIA_MARK + media_hash(given.encode(errors="replace")).hexdigest()) + "\n"
-    if isinstance(given, list):
-        return "".join(map(_media, given))
-    if isinstance(given, dict):
-        return "".join(_media(given[name]) for name in CONTENT_FIELDS if name in given)
-    return ""
+def _digest(content: str) -> str:
+    known = content.startswith(MEDIA_MARK)
+    return content if known else MEDIA_MARK + media_hash(content.encode(errors="replace")).hexdigest()
 
 
 def media_hash(content: bytes = b"") -> hashlib.blake2b:

@@ -29,10 +29,10 @@ NATIVE_PATHS = frozenset(
     | {"/weight_version", "/get_weight_version"}
     | {"/docs", "/openapi.json"}
 )
-# What changes a worker itself, on servers that have it: proxied like the rest, but for the operator alone.
+# What changes a worker itself, and all below it: proxied like the rest, but for the operator alone.
 WORKER_MANAGEMENT = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    | {f"/api/{what}" for what in ("copy", "create", "delete", "pull", "push")}
+    | {f"/api/{what}" for what in ("blobs", "copy", "create", "delete", "pull", "push")}
 )
 STORED = "/v1/responses/"
 JSON_TYPES = frozenset({b"", b"application/json", b"application/x-www-form-urlencoded"})
@@ -64,7 +64,7 @@ class GatewayApp:
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
             shows = path in INFO_PATHS and self._gateway.clients.is_operator(scope["headers"])
-            access: Access = "admin" if shows or path in WORKER_MANAGEMENT else "api"
+            access: Access = "admin" if shows or manages_worker(path) else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive)
@@ -108,9 +108,20 @@ class GatewayApp:
 
 def is_proxied(path: str) -> bool:
     """Refuses dot segments: a server that resolves them would reach its management routes with the worker's key."""
-    if "/." in path and not {".", ".."}.isdisjoint(path.split("/")):
+    if "/." in path and not {".", ".."}.isdisjoint(plain_path(path).split("/")):
         return False
     return path.startswith(PREFIXES) or path in NATIVE_PATHS
+
+
+def manages_worker(path: str) -> bool:
+    plain = plain_path(path)
+    return any(f"{plain}/".startswith(f"{managing}/") for managing in WORKER_MANAGEMENT)
+
+
+def plain_path(path: str) -> str:
+    """As the most lenient server reads it: no empty segments, parameters (`;x`) or upper case."""
+    segments = (segment.partition(";")[0] for segment in path.lower().split("/"))
+    return "/" + "/".join(filter(None, segments))
 
 
 def takes_json(path: str, headers: RawHeaders) -> bool:

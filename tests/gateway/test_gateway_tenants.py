@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from bough.core.errors import BoughError
 from bough.core.gateway_settings import GatewaySettings
@@ -60,6 +61,28 @@ def test_only_the_admin_key_opens_management() -> None:
             assert (await d.get("/workers", headers=ADMIN))[0] == 200
             assert (await d.post("/v1/load_lora_adapter", {"lora_path": "x"}, headers=ADMIN))[0] == 200
             assert [path for path, _, _ in fake.requests] == ["/v1/load_lora_adapter"]
+
+    asyncio.run(main())
+
+
+SPELLINGS = ("{}/", "{}//", "{};x", "{};x/y", "{}/below", "{}%2F", "{}?x=1")
+
+
+@pytest.mark.parametrize("path", [*sorted(WORKER_MANAGEMENT), "/api/blobs/sha256:0"])
+def test_no_spelling_of_a_workers_management_is_a_clients(path: str) -> None:
+    """Whatever a worker takes for the same route."""
+    root, _, rest = path[1:].partition("/")
+    spellings = [f"/{root}//{rest}", f"/{root}/;x/{rest}", f"/{root}/{rest.upper()}", f"/{root}/%3B/{rest}"]
+    spellings += [spelling.format(path) for spelling in SPELLINGS]
+
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:
+            for spelling in spellings:
+                url = URL(d.url + spelling, encoded=True)
+                async with d.client.post(url, headers=CLIENT, data=b"{}") as response:
+                    assert response.status == 403, spelling
+            assert not fake.requests
+            assert (await d.post("/v1/models/load_lora_adapter", {}, headers=CLIENT))[0] != 403
 
     asyncio.run(main())
 
@@ -210,7 +233,9 @@ def test_a_redirect_takes_no_key_anywhere() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("path", ["/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/api/./../flush_cache", "/v1/.."])
+@pytest.mark.parametrize(
+    "path", ["/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/api/./../flush_cache", "/v1/..", "/v1/..;x/a"]
+)
 def test_a_path_with_dot_segments_is_nobodys(path: str) -> None:
     async def main() -> None:
         async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:

@@ -26,6 +26,7 @@ WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 CODE_FILES = ["*.py", "*.tiktoken"]  # of tokenizers, with the vocabularies that only they read
 OTHER_LAYOUTS = ["original/*", "onnx/*"]  # the same weights again
 UNWANTED_FILES = ["consolidated*", *OTHER_LAYOUTS]  # the first may be the only ones
+LONGEST_NAME = 255  # of a file, on all systems
 MISTRAL_UNWANTED = ["model*.safetensors", *OTHER_LAYOUTS]
 
 
@@ -132,24 +133,31 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         names = weight_map.values()
         if not all(isinstance(name, str) for name in names):
             raise ModelError(f"{index} is damaged: its weight_map must name files; fetch it again.")
-        for name in names:
-            # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
-            if name.startswith("/") or ".." in name.split("/"):
-                raise ModelError(f"{index} names {name!r}, a file outside of its folder; do not use this model.")
-        shards = tuple(folder / shard for shard in sorted(set(names)))
-        missing = [shard.name for shard in shards if not shard.is_file()]
+        shards = tuple(file_in(folder, name, index) for name in sorted(set(names)))
+        missing = [shard.name for shard in shards if _if_file(shard) is None]
         if missing:
             raise ModelError(
                 f"{folder} lacks {len(missing)} of {len(shards)} weight files that its index names "
-                f"({missing[0]}{', …' if len(missing) > 1 else ''}); fetch them again."
+                f"({missing[0][:LONGEST_NAME]}{', …' if len(missing) > 1 else ''}); fetch them again."
             )
         return shards
     single = folder / "model.safetensors"
     return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
 
 
+def file_in(folder: Path, name: str, listed: Path) -> Path:
+    """A file that a checkpoint's own file names."""
+    # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ModelError(f"{listed} names {name!r}, a file outside of its folder; do not use this model.")
+    return folder / name
+
+
 def _if_file(path: Path) -> Path | None:
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a name that no file can have
+        return None
 
 
 def _download_repository(repository: str, revision: str | None, code: bool, *, mistral: bool) -> Path:

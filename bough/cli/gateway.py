@@ -122,7 +122,7 @@ def settings_from(
         content = read_file(config)
         settings, keys_in_file = content.settings | given, content.api_keys
     if settings.get("launch"):
-        settings["engines_take_code"] = settings_of(engine_flags, environ).scheduler.enable_custom_logit_processor
+        settings["engine"] = settings_of(engine_flags, environ)
     elif engine_flags:
         words = " ".join(without_keys(engine_flags))
         problem = f"What stands behind `--` ({words}) is for engines that the gateway starts"

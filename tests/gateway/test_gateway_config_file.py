@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.core.errors import SettingsError
+from bough.core.settings import Settings
 from bough.gateway.config_file import ConfigFile, read_file
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
@@ -153,7 +154,8 @@ def test_a_file_that_loses_its_keys_changes_nothing_while_engines_take_code(tmp_
     async def main() -> None:
         file = tmp_path / "gateway.yaml"
         file.write_text("api_keys: [tenant]\n")
-        async with workers(FakeWorker()) as (fake,), desk(fake, engines_take_code=True) as d:
+        takes_code = Settings.from_flat({"enable_custom_logit_processor": True})
+        async with workers(FakeWorker()) as (fake,), desk(fake, engine=takes_code) as d:
             config = ConfigFile(str(file), d.gateway)
             config.apply()
             file.write_text("queue_size: 5\n")

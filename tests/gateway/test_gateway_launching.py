@@ -9,6 +9,7 @@ import pytest
 
 from bough.cli.serve import settings_of
 from bough.core.gateway_settings import GatewaySettings
+from bough.core.settings import Settings
 from bough.gateway.launching import LocalEngines
 from bough.memory.tree.events import parse_config
 from tests.fakes.gateways import desk
@@ -59,7 +60,8 @@ def test_a_file_of_engines_that_changes_does_not_change_whether_they_take_code(t
 
     async def main() -> None:
         async with desk() as d:
-            settings = GatewaySettings(launch=1, engine_flags=flags, engines_take_code=taken)
+            chosen = Settings.from_flat({"enable_custom_logit_processor": taken})
+            settings = GatewaySettings(launch=1, engine_flags=flags, engine=chosen)
             engines = LocalEngines(settings, d.gateway.registry, pytest.fail)
             words, environment = engines._command(0)
             read = settings_of(words[words.index("serve") + 1 :], environment)

@@ -11,7 +11,7 @@ from typing import Any
 from bough.cli.commands import Parser, without_keys
 from bough.cli.flags import add_setting, checked
 from bough.cli.serve import settings_of
-from bough.core.custom_code import check_gateway_code
+from bough.core.custom_code import check_server_code
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT, GatewaySettings, gateway_fields
 
@@ -114,15 +114,14 @@ def settings_from(
     keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
-    settings: dict[str, Any] = dict(given)
-    keys_in_file: Sequence[object] = ()
-    if config is not None:  # its workers, policies and keys are taken by the gateway itself, and watched
-        from bough.gateway.config_file import read_file
+    from bough.gateway.config_file import FileContent, read_file
 
-        content = read_file(config)
-        settings, keys_in_file = content.settings | given, content.api_keys
+    # The file's workers, policies and keys are taken by the gateway itself, and watched.
+    content = FileContent() if config is None else read_file(config)
+    settings = content.settings | given
     if settings.get("launch"):
         settings["engine"] = settings_of(engine_flags, environ)
+        check_server_code(settings["engine"], keyed=bool(keys or content.api_keys))
     elif engine_flags:
         words = " ".join(without_keys(engine_flags))
         problem = f"What stands behind `--` ({words}) is for engines that the gateway starts"
@@ -131,7 +130,7 @@ def settings_from(
     prefill = tuple(_prefill(words) for words in parsed.prefill)
     if (prefill or parsed.decode) and not settings.get("pd_disaggregation"):
         raise SettingsError("--prefill and --decode are for --pd-disaggregation; add it, or use --worker-urls.")
-    complete = GatewaySettings(
+    return GatewaySettings(
         **settings,
         worker_urls=(*parsed.decode, *parsed.worker_urls) or _words(environ, "WORKER_URLS"),
         prefill=prefill,
@@ -141,8 +140,6 @@ def settings_from(
         given=tuple(given),
         engine_flags=engine_flags,
     )
-    check_gateway_code(complete, keys_in_file)
-    return complete
 
 
 def _prefill(words: Sequence[str]) -> tuple[str, int]:

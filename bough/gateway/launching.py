@@ -263,10 +263,8 @@ def share_of(
     """An engine's share, as flags and environment, while those in `running` hold theirs; the user's own flags stand. On
     a GPU, `--mem-fraction-static` includes the engines that are there; on a CPU it is the share of the free memory."""
     flags: list[str] = []
-    environment: dict[str, str] = {}
     gpu = gpu_of(number, machine)
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     if given.memory.mem_fraction_static is None and given.memory.max_total_tokens is None and engines > 1:
         mates = [other for other in range(engines) if gpu_of(other, machine) == gpu]
         present = sum(other in mates for other in running if other != number) if gpu is not None else 0

@@ -5,8 +5,8 @@ what the client sent of it, so that equal images go to one worker and long ones 
 """
 
 import hashlib
-from collections.abc import Iterator
-from itertools import repeat
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ class RequestFields(msgspec.Struct):
 FIELDS = frozenset(RequestFields.__struct_fields__)
 LARGE = 1 << 20  # bytes; a smaller body with few lists and objects is decoded in some milliseconds
 MOST_INSIDE = 1 << 16  # brackets that open: what decoding takes longest for
-MOST_VALUES = 1 << 13  # of a prompt that routing looks at: some milliseconds
+MOST_VALUES, DEEPEST = 1 << 13, 16  # of a prompt that routing looks at: some milliseconds
 LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
@@ -45,7 +45,6 @@ MEDIA_MARK = "\0media:"  # before a digest
 # Where an image, clip or recording is inside of a message or a part; and what inside of that is its content.
 MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", "source")
 CONTENT_FIELDS = ("url", "path", "data")
-WORD_FIELDS = ("role", *MEDIA_FIELDS, "content", "text")
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -108,33 +107,28 @@ def _ids(given: Any) -> tuple[int, ...] | None:
     if not isinstance(given, list) or not given:
         return None
     first = (given[0] if isinstance(given[0], list) else given)[:MOST_IDS]
-    are_ids = set(map(type, first)) <= {int} and (not first or 0 <= min(first) <= max(first) <= LARGEST_ID)
-    return tuple(first) if are_ids else None
+    return tuple(first) if all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in first) else None
 
 
 def _words(given: Any, *, media: bool = False) -> str:
     """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
-    words: list[str] = []
-    inside: list[Iterator[tuple[Any, bool]]] = [iter([(given, media)])]
-    for _ in range(MOST_VALUES):
-        value, media = next(inside[-1], (inside, False))
-        if value is inside:  # nothing more
-            inside.pop()
-            if not inside:
-                break
-        elif isinstance(value, str):
-            words.append(_digest(value) if media else value)
-        elif isinstance(value, list):
-            inside.append(zip(value, repeat(media)))
-        elif isinstance(value, dict):
-            names = [name for name in (CONTENT_FIELDS if media else WORD_FIELDS) if name in value]
-            inside.append(iter([(value[name], media or name in MEDIA_FIELDS) for name in names]))
-    return "".join(word + "\n" for word in words)
+    return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 
-def _digest(content: str) -> str:
-    known = content.startswith(MEDIA_MARK)
-    return content if known else MEDIA_MARK + media_hash(content.encode(errors="replace")).hexdigest()
+def _pieces(given: Any, media: bool, depth: int = 0) -> Iterator[str]:
+    inside: Iterable[tuple[Any, bool]] = ()
+    if isinstance(given, str):
+        known = not media or given.startswith(MEDIA_MARK)
+        yield (given if known else MEDIA_MARK + media_hash(given.encode(errors="replace")).hexdigest()) + "\n"
+    elif isinstance(given, list):
+        inside = zip(given, repeat(media))
+    elif isinstance(given, dict):
+        names = CONTENT_FIELDS if media else ("role", *MEDIA_FIELDS, "content", "text")
+        inside = [(given[name], media or name in MEDIA_FIELDS) for name in names if name in given]
+    yield ""  # whatever it is, it counts
+    if depth < DEEPEST:  # each level costs every piece below it
+        for value, is_media in inside:
+            yield from _pieces(value, is_media, depth + 1)
 
 
 def media_hash(content: bytes = b"") -> hashlib.blake2b:

@@ -132,7 +132,11 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         names = weight_map.values()
         if not all(isinstance(name, str) for name in names):
             raise ModelError(f"{index} is damaged: its weight_map must name files; fetch it again.")
-        shards = tuple(file_in(folder, name, index) for name in sorted(set(names)))
+        for name in names:
+            # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
+            if name.startswith("/") or ".." in name.split("/"):
+                raise ModelError(f"{index} names {name!r}, a file outside of its folder; do not use this model.")
+        shards = tuple(folder / shard for shard in sorted(set(names)))
         missing = [shard.name for shard in shards if _if_file(shard) is None]
         if missing:
             raise ModelError(
@@ -142,14 +146,6 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         return shards
     single = folder / "model.safetensors"
     return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
-
-
-def file_in(folder: Path, name: str, listed: Path) -> Path:
-    """A file that a checkpoint's own file names."""
-    # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
-    if name.startswith("/") or ".." in name.split("/"):
-        raise ModelError(f"{listed} names {name!r}, a file outside of its folder; do not use this model.")
-    return folder / name
 
 
 def _if_file(path: Path) -> Path | None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from bough.core.errors import ModelError
 from bough.core.pooling import PoolingMode, VectorConfig
-from bough.loader.locate import file_in
 from bough.models.fields import Fields, read_json
 
 CLASSIFIER = "ForSequenceClassification"
@@ -65,7 +64,7 @@ def _sentence_transformer(listed: Path) -> VectorConfig:
     if unknown or "Pooling" not in kinds:
         what = ", ".join(unknown) or "no Pooling"
         raise ModelError(f"{listed} lists {what}; supported are models of {', '.join(MODULES)}.")
-    path = file_in(listed.parent, kinds["Pooling"], listed) / "config.json"
+    path = listed.parent / kinds["Pooling"] / "config.json"
     given = read_json(path)
     chosen = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
     modes = [MODES.get(name) for name in chosen or [f"pooling_mode_{given.get('pooling_mode')}"]]

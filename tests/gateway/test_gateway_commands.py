@@ -100,9 +100,9 @@ def test_engines_of_its_own_take_code_only_from_clients_with_a_key(where: str, t
         environ["BOUGH_ENABLE_CUSTOM_LOGIT_PROCESSOR"] = "1"
     launch = ["--launch", "1"]
     for words in (launch, [*launch, "--worker-api-key", "k"], [*launch, "--admin-api-key", "root"]):
-        with pytest.raises(SettingsError, match="give the gateway --api-key"):
+        with pytest.raises(SettingsError, match="add --api-key"):
             settings_from(_parser().parse(words), flags, environ)
-    with pytest.raises(SettingsError, match="give the gateway --api-key"):
+    with pytest.raises(SettingsError, match="add --api-key"):
         settings_from(_parser().parse([]), flags, environ | {"BOUGH_GATEWAY_LAUNCH": "1"})
     with_keys = tmp_path / "gateway.yaml"
     with_keys.write_text("api_keys: [tenant]\n")

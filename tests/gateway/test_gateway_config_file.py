@@ -159,7 +159,7 @@ def test_a_file_that_loses_its_keys_changes_nothing_while_engines_take_code(tmp_
             config = ConfigFile(str(file), d.gateway)
             config.apply()
             file.write_text("queue_size: 5\n")
-            with pytest.raises(SettingsError, match="give the gateway --api-key"):
+            with pytest.raises(SettingsError, match="add --api-key"):
                 config.apply()
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 401 and not fake.requests
 

@@ -75,13 +75,3 @@ def test_a_damaged_list_of_modules(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text('{"a": 1}')
     with pytest.raises(ModelError, match=r"modules\.json cannot be read"):
         read(tmp_path, "BertModel", encoder=True)
-
-
-@pytest.mark.parametrize("path", ["../1_Pooling", "{root}/1_Pooling"])
-def test_a_list_of_modules_that_leads_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
-    put_modules(tmp_path, "Transformer", "Pooling", pooling_mode="mean")
-    (model := tmp_path / "model").mkdir()
-    module = {"type": "sentence_transformers.models.Pooling", "path": path.format(root=tmp_path)}
-    (model / "modules.json").write_text(json.dumps([module]))
-    with pytest.raises(ModelError, match="a file outside of its folder"):
-        read(model, "BertModel", encoder=True)

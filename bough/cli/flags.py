@@ -97,9 +97,9 @@ def _shown(default: Any) -> str:
 # ---- values
 
 
-def settings_with_model(parsed: argparse.Namespace) -> Settings:
+def settings_with_model(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
     """Of commands that take the model as an argument, too."""
-    given = given_settings(parsed)
+    given = given_settings(parsed, environ)
     if parsed.model is not None:
         if vars(parsed).get("model_path", parsed.model) != parsed.model:
             raise SettingsError("The model was given twice: as an argument and with --model-path; give it once.")

@@ -10,6 +10,8 @@ from typing import Any
 
 from bough.cli.commands import Parser, without_keys
 from bough.cli.flags import add_setting, checked
+from bough.cli.serve import settings_of
+from bough.core.custom_code import check_server_code
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT, GatewaySettings, gateway_fields
 
@@ -112,12 +114,15 @@ def settings_from(
     keys = tuple(parsed.api_key) or tuple(filter(None, [environ.get(KEY_VARIABLE)]))
     if any(not key.strip() for key in keys):
         raise SettingsError("--api-key is empty, which would guard nothing; give a key, or leave it out.")
-    settings = dict(given)
-    if config is not None:  # its workers, policies and keys are taken by the gateway itself, and watched
-        from bough.gateway.config_file import read_file
+    from bough.gateway.config_file import FileContent, read_file
 
-        settings = read_file(config).settings | given
-    if engine_flags and not settings.get("launch"):
+    # The file's workers, policies and keys are taken by the gateway itself, and watched.
+    content = FileContent() if config is None else read_file(config)
+    settings = content.settings | given
+    if settings.get("launch"):
+        settings["engine"] = settings_of(engine_flags, environ)
+        check_server_code(settings["engine"], keyed=bool(keys or content.api_keys))
+    elif engine_flags:
         words = " ".join(without_keys(engine_flags))
         problem = f"What stands behind `--` ({words}) is for engines that the gateway starts"
         raise SettingsError(f"{problem}: add --launch N, or leave it out.")

@@ -10,13 +10,14 @@ from bough.core.errors import SettingsError
 from bough.core.settings import Settings
 
 
-def check_server_code(settings: Settings) -> None:
-    """Raises where anybody who reaches a server could run code in it, or nobody could."""
+def check_server_code(settings: Settings, *, keyed: bool) -> None:
+    """Raises where anybody who reaches a server, or the gateway that starts it, could run code in it, or nobody could.
+    `keyed`: clients need a key; the one that a gateway draws for its engines is not theirs."""
     if not settings.scheduler.enable_custom_logit_processor:
         return
-    if settings.server.api_key is None:
-        text = "--enable-custom-logit-processor lets any client run any code in this server"
-        raise SettingsError(f"{text}; add --api-key (or BOUGH_API_KEY), so that only clients with the key do.")
+    if not keyed:
+        text = "--enable-custom-logit-processor lets any client run any code in the engine"
+        raise SettingsError(f"{text}; add --api-key, so that only clients with the key do.")
     load_dill()
 
 

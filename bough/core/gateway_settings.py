@@ -12,6 +12,7 @@ from typing import Any
 
 from bough.core.server_settings import EdgeSettings
 from bough.core.setting_checks import setting
+from bough.core.settings import Settings
 
 UNLIMITED = -1
 BOOTSTRAP_PORT = 8998  # of a prefill engine that does not name another
@@ -37,6 +38,7 @@ class GatewaySettings(EdgeSettings):
     prefill: tuple[tuple[str, int], ...] = ()  # URLs and bootstrap ports of prefill engines
     config: str | None = None  # a YAML file; its values hold where no flag is given
     engine_flags: tuple[str, ...] = ()  # for the engines that `launch` starts
+    engine: Settings = dataclasses.field(default_factory=Settings)  # those flags, and what else those engines read
     launched: tuple[tuple[str, str], ...] = ()  # URLs and keys of those that the gateway's first process has started
     api_keys: tuple[str, ...] = ()
     selector: tuple[str, ...] = ()  # key=value of Kubernetes pods

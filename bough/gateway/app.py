@@ -1,5 +1,6 @@
 """The gateway's HTTP edge: which paths it answers, which it proxies, who may call them, and how errors look."""
 
+import re
 import time
 
 from starlette.requests import ClientDisconnect
@@ -11,7 +12,7 @@ from bough.gateway.core import Gateway
 from bough.gateway.headers import RawHeaders, upstream_headers
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, send_whole
-from bough.gateway.peek import LARGE, Peek, peek
+from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
@@ -29,11 +30,9 @@ NATIVE_PATHS = frozenset(
     | {"/weight_version", "/get_weight_version"}
     | {"/docs", "/openapi.json"}
 )
-# What changes a worker itself, on servers that have it: proxied like the rest, but for the operator alone.
-WORKER_MANAGEMENT = frozenset(
-    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    | {f"/api/{what}" for what in ("copy", "create", "delete", "pull", "push")}
-)
+# What changes a worker itself, and all below it: proxied like the rest, but for the operator alone.
+WORKER_MANAGEMENT = re.compile(r"(?i)/(v1/(un)?load_lora_adapter|api/(blobs|copy|create|delete|pull|push))(/|$)")
+AMBIGUOUS = re.compile(r"//|;|/\.{1,2}(/|$)")
 STORED = "/v1/responses/"
 JSON_TYPES = frozenset({b"", b"application/json", b"application/x-www-form-urlencoded"})
 
@@ -64,11 +63,11 @@ class GatewayApp:
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
             shows = path in INFO_PATHS and self._gateway.clients.is_operator(scope["headers"])
-            access: Access = "admin" if shows or path in WORKER_MANAGEMENT else "api"
+            access: Access = "admin" if shows or WORKER_MANAGEMENT.match(path) else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive)
-            peeked = peek(await self._gateway.bodies.excerpt(body) if len(body) > LARGE else body, scope["headers"])
+            peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, scope["headers"])
             missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
             not_json = peeked.not_json or missing
             if not_json is not None and takes_json(path, scope["headers"]):
@@ -107,10 +106,8 @@ class GatewayApp:
 
 
 def is_proxied(path: str) -> bool:
-    """Refuses dot segments: a server that resolves them would reach its management routes with the worker's key."""
-    if "/." in path and not {".", ".."}.isdisjoint(path.split("/")):
-        return False
-    return path.startswith(PREFIXES) or path in NATIVE_PATHS
+    """Refuses what lenient servers read as another path: that could be one of their management routes."""
+    return (path.startswith(PREFIXES) or path in NATIVE_PATHS) and AMBIGUOUS.search(path) is None
 
 
 def takes_json(path: str, headers: RawHeaders) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import msgspec
 
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.peek import FIELDS, MEDIA_MARK, media_hash
+from bough.gateway.peek import FIELDS, MEDIA_MARK, MOST_INSIDE, media_hash
 from bough.server.errors import HttpError
 from bough.server.held_bodies import BodyRoom
 
@@ -27,7 +27,7 @@ class Bodies(BodyRoom):
 
 # ---- what routing needs of a large body
 
-MOST_OF_FIELD = 1 << 18
+MOST_OF_FIELD, INSIDE_FIELD = 1 << 18, MOST_INSIDE // 8  # bytes, and lists and objects
 WINDOW = 1 << 16  # bytes that one step looks at
 STEP = 64  # what a step costs besides, in bytes
 TURN = 1 << 17  # bytes of work between two turns of the event loop: a few milliseconds
@@ -101,13 +101,9 @@ def _excerpt(body: bytes) -> Steps:
     parts = []
     for name, (begin, end) in found.items():
         inside = [file for file in files if begin <= file[0] < end]
-        part = yield from (_with_digests(body, begin, end, inside) if inside else _beginning(body, begin, end))
+        part = yield from (_with_digests(body, begin, end, inside) if inside else _cut(body, begin, end))
         parts.append(b'"%s":%s' % (name.encode(), part))
     return b"{%s}" % b",".join(parts)
-
-
-def _beginning(body: bytes, begin: int, end: int) -> Steps:
-    return body[begin:end] if end - begin <= MOST_OF_FIELD else (yield from _cut(body, begin))
 
 
 def _with_digests(body: bytes, begin: int, end: int, files: list[tuple[int, int]]) -> Steps:
@@ -121,7 +117,7 @@ def _with_digests(body: bytes, begin: int, end: int, files: list[tuple[int, int]
         pieces += [body[begin:start], msgspec.json.encode(MEDIA_MARK + digest.hexdigest())]
         begin = after
     value = b"".join([*pieces, body[begin:end]])
-    return (yield from _beginning(value, 0, len(value)))
+    return (yield from _cut(value, 0, len(value)))
 
 
 def _string_end(body: bytes, at: int) -> Generator[int, None, int]:
@@ -149,23 +145,28 @@ def _name(written: bytes) -> str:
     return name if name in FIELDS else ""
 
 
-def _cut(body: bytes, at: int) -> Steps:
-    """The beginning of a long value: as many whole values as fit, with everything open closed."""
-    raw = body[at : at + MOST_OF_FIELD].lstrip()
+def _cut(body: bytes, begin: int, end: int) -> Steps:
+    """A value; of a long one the beginning: as many whole values as fit, with everything open closed."""
+    raw, whole = body[begin : min(end, begin + MOST_OF_FIELD)].lstrip(), end - begin <= MOST_OF_FIELD
     if raw.startswith(b'"'):
-        return raw[: max(1, raw.rfind(b" "))] + b'"'
-    end, before, signs = 0, 0, bytearray()  # the last comma, and how many of the signs stand before it
+        return raw if whole else raw[: max(1, raw.rfind(b" "))] + b'"'
+    comma, before, signs = 0, 0, bytearray()  # the last one, and how many of the signs stand before it
     for token in TOKEN.finditer(raw):
         yield STEP
         sign = raw[token.start()]
         if sign == COMMA:
-            end, before = token.start(), len(signs)
+            comma, before = token.start(), len(signs)
         elif sign != QUOTE:
             signs.append(sign)
+            if len(signs) > 2 * INSIDE_FIELD:  # with the ends
+                break
+    else:
+        if whole:
+            return raw
     closing: list[bytes] = []
     for sign in signs[:before]:
         if sign in CLOSING:
             closing.append(CLOSING[sign])
         elif closing:
             closing.pop()
-    return raw[:end] + b"".join(reversed(closing)) if end else b"null"
+    return raw[:comma] + b"".join(reversed(closing)) if comma else b"null"

@@ -13,7 +13,7 @@ import msgspec
 
 from bough.gateway.http_client import Upstream
 from bough.gateway.kv_feed import KVFeed
-from bough.gateway.peek import LARGE, MEDIA_MARK
+from bough.gateway.peek import MEDIA_MARK, is_heavy
 from bough.gateway.policies import Policy, RoutingRequest
 from bough.gateway.policies.kv_events import KVEventsPolicy
 from bough.gateway.policy_table import PolicyTable
@@ -56,7 +56,7 @@ class PromptLearner:
         """Starts to fetch the ids of a prompt that was sent, if they are unknown. Returns at once."""
         if len(self._tasks) >= MOST_WAITING or self._refusals[worker.id] >= ENOUGH_REFUSALS:
             return
-        if len(body) > LARGE or MEDIA_MARK in request.text or not policy.curious(request):
+        if is_heavy(body) or MEDIA_MARK in request.text or not policy.curious(request):
             return  # the ids in the places of media are not the tokenizer's
         try:
             asked = tokenize_body(path, msgspec.json.decode(body, type=dict[str, Any]))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from bough.core.custom_code import check_server_code
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
 from bough.core.setting_checks import check_value
@@ -122,6 +123,7 @@ class ConfigFile:
     def apply(self) -> None:
         self._seen = _bytes(self._path)
         content = read_file(str(self._path))
+        check_server_code(self._rated.engine, keyed=bool(self._rated.api_keys or content.api_keys))
         before = self._applied or FileContent(content.settings)  # the first file's settings hold since the start
         changed = {
             name

@@ -7,7 +7,6 @@ never outlives the gateway. If one fails before any has served, the gateway ends
 import asyncio
 import contextlib
 import ctypes
-import itertools
 import logging
 import os
 import secrets
@@ -24,6 +23,7 @@ from typing import Any
 from bough.core.child_environment import child_environment
 from bough.core.errors import BoughError, EngineDeadError
 from bough.core.gateway_settings import GatewaySettings
+from bough.core.settings import Settings
 from bough.gateway.processes import end_process, private_folder
 from bough.gateway.registry import LAUNCHED, Registry, RegistryListener
 from bough.gateway.worker import Worker
@@ -76,7 +76,7 @@ class LocalEngines(RegistryListener):
         self._settings = settings
         self._registry = registry
         self._on_failure = on_failure
-        self._machine = this_machine(settings.engine_flags)
+        self._machine = this_machine(settings.engine.model.device)
         self._engines: list[LocalEngine] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ports = free_ports(settings.launch)
@@ -189,13 +189,15 @@ class LocalEngines(RegistryListener):
     def _command(self, number: int) -> tuple[list[str], dict[str, str]]:
         settings = self._settings
         running = [engine.number for engine in self._engines if engine.holds_memory]
-        flags, environment = share_of(number, settings.launch, running, self._machine, settings.engine_flags)
+        flags, environment = share_of(number, settings.launch, running, self._machine, settings.engine)
         words = [sys.executable, "-m", "bough.cli.main", "serve", "--host", "127.0.0.1"]
         words += ["--port", str(self._ports[number]), *flags, *self._event_flags(number), *settings.engine_flags]
-        return words, {**environment, "BOUGH_API_KEY": self._key}
+        # Whether they take clients' code is decided when the gateway starts: their own file may be another by now.
+        code = str(settings.engine.scheduler.enable_custom_logit_processor)
+        return words, {**environment, "BOUGH_API_KEY": self._key, "BOUGH_ENABLE_CUSTOM_LOGIT_PROCESSOR": code}
 
     def _event_flags(self, number: int) -> list[str]:
-        if self._settings.default_policy != "kv_events" or "--kv-events-config" in self._settings.engine_flags:
+        if self._settings.default_policy != "kv_events" or self._settings.engine.memory.kv_events_config is not None:
             return []
         base = f"ipc://{self._event_folder}/{number}"
         return ["--kv-events-config", f'{{"endpoint": "{base}.events", "replay_endpoint": "{base}.replays"}}']
@@ -242,15 +244,13 @@ class Machine:
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
 
 
-def this_machine(engine_flags: Sequence[str]) -> Machine:
+def this_machine(device: str) -> Machine:
     """The cores of this process, and the GPUs unless the engines run on the CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = tuple(path.name.removeprefix("nvidia") for path in sorted(Path("/dev").glob("nvidia[0-9]*")))
     gpus = found if visible is None else tuple(filter(None, visible.split(",")))
-    words = [word for flag in engine_flags for word in flag.split("=")]
-    on_cpu = any(pair == ("--device", "cpu") for pair in itertools.pairwise(words))
-    return Machine(cores, () if on_cpu or not found else gpus)
+    return Machine(cores, () if device == "cpu" or not found else gpus)
 
 
 def gpu_of(number: int, machine: Machine) -> str | None:
@@ -258,24 +258,17 @@ def gpu_of(number: int, machine: Machine) -> str | None:
 
 
 def share_of(
-    number: int, engines: int, running: Sequence[int], machine: Machine, given: Sequence[str]
+    number: int, engines: int, running: Sequence[int], machine: Machine, given: Settings
 ) -> tuple[list[str], dict[str, str]]:
     """An engine's share, as flags and environment, while those in `running` hold theirs; the user's own flags stand. On
     a GPU, `--mem-fraction-static` includes the engines that are there; on a CPU it is the share of the free memory."""
     flags: list[str] = []
-    environment: dict[str, str] = {}
     gpu = gpu_of(number, machine)
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    if not _gives(given, "mem-fraction-static") and not _gives(given, "max-total-tokens") and engines > 1:
+    environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    if given.memory.mem_fraction_static is None and given.memory.max_total_tokens is None and engines > 1:
         mates = [other for other in range(engines) if gpu_of(other, machine) == gpu]
         present = sum(other in mates for other in running if other != number) if gpu is not None else 0
         flags += ["--mem-fraction-static", f"{USABLE * (present + 1) / len(mates):.3f}"]
-    if not _gives(given, "cpu-threads"):
+    if given.model.cpu_threads is None:
         flags += ["--cpu-threads", str(max(1, machine.cores // engines))]
     return flags, environment
-
-
-def _gives(flags: Sequence[str], name: str) -> bool:
-    spellings = (f"--{name}", f"--{name.replace('-', '_')}")
-    return any(flag.partition("=")[0] in spellings for flag in flags)

@@ -5,6 +5,8 @@ what the client sent of it, so that equal images go to one worker and long ones 
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
 from typing import Any
 
 import msgspec
@@ -32,7 +34,9 @@ class RequestFields(msgspec.Struct):
 
 
 FIELDS = frozenset(RequestFields.__struct_fields__)
-LARGE = 1 << 20  # bytes; a smaller body is decoded in a few milliseconds
+LARGE = 1 << 20  # bytes; a smaller body with few lists and objects is decoded in some milliseconds
+MOST_INSIDE = 1 << 16  # brackets that open: what decoding takes longest for
+MOST_VALUES, DEEPEST = 1 << 13, 16  # of a prompt that routing looks at: some milliseconds
 LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
@@ -50,6 +54,11 @@ class Peek(msgspec.Struct, frozen=True):
     routing: RoutingRequest
     previous_response_id: str | None
     not_json: str | None = None  # why the body is no JSON object
+
+
+def is_heavy(body: bytes) -> bool:
+    """Whether to decode it would block the event loop."""
+    return len(body) > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE
 
 
 def peek(body: bytes, headers: RawHeaders) -> Peek:
@@ -81,7 +90,7 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
-    media = "".join(map(_media, filter(None, (fields.images, fields.image_data, fields.video_data, fields.audio_data))))
+    media = _words([fields.images, fields.image_data, fields.video_data, fields.audio_data], media=True)
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
@@ -101,27 +110,25 @@ def _ids(given: Any) -> tuple[int, ...] | None:
     return tuple(first) if all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in first) else None
 
 
-def _words(given: Any) -> str:
-    """All text in a prompt, a list of prompts, or messages with their roles."""
-    if isinstance(given, str):
-        return given + "\n"
-    if isinstance(given, list):
-        return "".join(map(_words, given))
-    if isinstance(given, dict):
-        media = "".join(_media(given[name]) for name in MEDIA_FIELDS if name in given)
-        return _words(given.get("role")) + media + _words(given.get("content")) + _words(given.get("text"))
-    return ""
+def _words(given: Any, *, media: bool = False) -> str:
+    """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
+    return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 
-def _media(given: Any) -> str:
+def _pieces(given: Any, media: bool, depth: int = 0) -> Iterator[str]:
+    inside: Iterable[tuple[Any, bool]] = ()
     if isinstance(given, str):
-        known = given.startswith(MEDIA_MARK)
-        return (given if known else MEDIA_MARK + media_hash(given.encode(errors="replace")).hexdigest()) + "\n"
-    if isinstance(given, list):
-        return "".join(map(_media, given))
-    if isinstance(given, dict):
-        return "".join(_media(given[name]) for name in CONTENT_FIELDS if name in given)
-    return ""
+        known = not media or given.startswith(MEDIA_MARK)
+        yield (given if known else MEDIA_MARK + media_hash(given.encode(errors="replace")).hexdigest()) + "\n"
+    elif isinstance(given, list):
+        inside = zip(given, repeat(media))
+    elif isinstance(given, dict):
+        names = CONTENT_FIELDS if media else ("role", *MEDIA_FIELDS, "content", "text")
+        inside = [(given[name], media or name in MEDIA_FIELDS) for name in names if name in given]
+    yield ""  # whatever it is, it counts
+    if depth < DEEPEST:  # each level costs every piece below it
+        for value, is_media in inside:
+            yield from _pieces(value, is_media, depth + 1)
 
 
 def media_hash(content: bytes = b"") -> hashlib.blake2b:

@@ -58,7 +58,7 @@ def serve(settings: Settings, executor: str = MODEL_EXECUTOR) -> None:
     """Serves until told to stop. Raises what kept it from starting, or ended it."""
     set_up_logging("server", settings.process.log_level)
     tracing.check_tracing(settings.server.otlp_endpoint)
-    check_server_code(settings)
+    check_server_code(settings, keyed=settings.server.api_key is not None)
     server_room(settings.server)
     check_nodes(settings.parallel)
     if settings.parallel.node_rank:

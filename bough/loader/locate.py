@@ -137,7 +137,7 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
             if name.startswith("/") or ".." in name.split("/"):
                 raise ModelError(f"{index} names {name!r}, a file outside of its folder; do not use this model.")
         shards = tuple(folder / shard for shard in sorted(set(names)))
-        missing = [shard.name for shard in shards if not shard.is_file()]
+        missing = [shard.name for shard in shards if _if_file(shard) is None]
         if missing:
             raise ModelError(
                 f"{folder} lacks {len(missing)} of {len(shards)} weight files that its index names "
@@ -149,7 +149,10 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
 
 
 def _if_file(path: Path) -> Path | None:
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a name that no file can have
+        return None
 
 
 def _download_repository(repository: str, revision: str | None, code: bool, *, mistral: bool) -> Path:

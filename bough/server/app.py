@@ -210,8 +210,8 @@ class Front:
         if counted:
             self.active += 1
         try:
-            refusal = None if self._browsers is None else self._browsers.refusal(scope)
             path = without_root(scope["path"], self._root_path)
+            refusal = None if self._browsers is None else self._browsers.refusal(scope, path)
             monitored = self.phase is Phase.DRAINING and path == "/metrics"  # monitors can read it to the end
             if refusal is None and self._app is not None and (self.phase is Phase.SERVING or monitored):
                 await self._app(scope, receive, named_send)

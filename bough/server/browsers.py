@@ -36,7 +36,7 @@ class BrowserRules:
         self._hosts = _known_hosts(settings, loopback)
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
-    def refusal(self, scope: Scope) -> Failure | None:
+    def refusal(self, scope: Scope, route: str) -> Failure | None:
         headers = dict(scope["headers"])
         if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
             for name in headers:
@@ -56,7 +56,7 @@ class BrowserRules:
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         is_json = kind == b"application/json" or kind.endswith(b"+json")
-        if not has_body or is_json or scope["path"].startswith(UPLOADS):
+        if not has_body or is_json or route.startswith(UPLOADS):
             return None
         message = "A web page must send its JSON with Content-Type: application/json."
         readable = {"Access-Control-Allow-Origin": origin.decode("latin-1")} if origin else {}  # by that page

@@ -103,10 +103,11 @@ def url() -> Iterator[str]:
 schema = schemathesis.openapi.from_dict(PAGE)
 
 
-def no_server_error(case: Any, url: str) -> None:
+def no_server_error(case: Any, url: str) -> int:
     """503 is what the gateway says while no worker is in rotation, which a fuzzed pause or health route can cause."""
     response = case.call(base_url=url, timeout=PATIENCE_S)
     assert response.status_code < 500 or response.status_code in (501, 503), f"{response.status_code} {response.text}"
+    return int(response.status_code)
 
 
 # About ninety routes: a few hundred cases, and ten thousand.
@@ -145,12 +146,13 @@ headers = st.dictionaries(
 CLIENT = httpx.Client(timeout=PATIENCE_S, verify=False)  # plain HTTP: no certificates to read for each
 
 
-def own_routes(url: str, method: str, path: str, body: Any, sent: dict[str, str]) -> None:
+def own_routes(url: str, method: str, path: str, body: Any, sent: dict[str, str]) -> int:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()  # with Infinity and NaN, which are no JSON
     response = CLIENT.request(method, url + path, headers={"content-type": "application/json", **sent}, content=content)
     assert response.status_code < 500 or response.status_code in (501, 503), f"{response.status_code} {response.text}"
     if method == "POST" and response.status_code == 202:  # a worker that was added would be asked for ever
         CLIENT.delete(f"{url}/workers/{response.json()['id']}")
+    return response.status_code
 
 
 ROUTES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,20 @@ from hypothesis import strategies as st
 
 from bough.core.errors import SettingsError
 from bough.core.gateway_settings import GatewaySettings
+from bough.gateway import app as app_module
 from bough.gateway import bodies as bodies_module
-from bough.gateway.bodies import MOST_OF_FIELD, STEP, TURN, WINDOW, Bodies, _excerpt, excerpt_of
-from bough.gateway.peek import LARGE, MEDIA_MARK, MOST_IDS, peek, read_response_fields
+from bough.gateway.bodies import INSIDE_FIELD, MOST_OF_FIELD, STEP, TURN, WINDOW, Bodies, _excerpt, excerpt_of
+from bough.gateway.peek import (
+    FIELDS,
+    LARGE,
+    MEDIA_MARK,
+    MOST_IDS,
+    MOST_INSIDE,
+    MOST_VALUES,
+    _words,
+    peek,
+    read_response_fields,
+)
 from bough.gateway.resume import ResumableText
 from bough.server.errors import HttpError
 from bough.server.held_bodies import MIB, HeldBody
@@ -117,6 +128,67 @@ def test_others_get_their_turn_while_a_large_body_is_looked_into(kind: str) -> N
         assert peek(looking.result(), []).model == (None if kind == "garbage" else "m")
 
     asyncio.run(main())
+
+
+class Counted(list[Any]):
+    """Counts how many of its values anybody has asked for."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in super().__iter__():
+            Counted.asked += 1
+            yield value
+
+
+@pytest.mark.parametrize("value", ["", 1, {}, [], {"source": {}}, {"images": [""]}, {"content": [{}]}], ids=str)
+@pytest.mark.parametrize("media", [False, True])
+def test_routing_looks_at_the_first_values_alone(value: Any, media: bool) -> None:
+    for many in (Counted([value] * 50_000), [Counted([value] * 500) for _ in range(100)]):
+        Counted.asked = 0
+        text = _words(many, media=media)
+        assert 0 < Counted.asked <= MOST_VALUES and len(text) <= 60 * MOST_VALUES
+
+
+def test_the_first_words_count() -> None:
+    many = [{"role": "user", "content": f"word {number}"} for number in range(50_000)]
+    text = _words(many)
+    assert text.startswith("user\nword 0\nuser\nword 1\n") and 1000 < text.count("\n") < MOST_VALUES
+
+
+@pytest.mark.parametrize("inside", ["{}", "[]", '{"source":{}}', "[[]]", '{"content":[{}]}'])
+def test_small_bodies_of_very_many_values_are_not_decoded_whole(inside: str, monkeypatch: Any) -> None:
+    decoded: list[int] = []
+
+    def noting(body: bytes, headers: Any) -> Any:
+        decoded.append(body.count(b"{") + body.count(b"["))
+        return peek(body, headers)
+
+    monkeypatch.setattr(app_module, "peek", noting)
+
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake) as d:
+            body = b'{"messages": [%s], "model": "tiny"}' % ",".join([inside] * MOST_INSIDE).encode()
+            assert len(body) < 1.2 * LARGE
+            assert (await d.call("POST", "/v1/chat/completions", data=body))[0] == 200
+            assert fake.requests[-1][2] == json.loads(body)
+
+    asyncio.run(main())
+    assert len(decoded) == 1 and decoded[0] <= INSIDE_FIELD + 3
+
+
+def test_of_each_field_only_so_many_values_are_decoded() -> None:
+    field = f"[{','.join(['[]'] * (2 * INSIDE_FIELD))}]"
+    fields = ", ".join(f'"{name}": {field}' for name in FIELDS - {"model"})
+    cut = excerpt(b'{%s, "model": "m"}' % fields.encode())
+    assert cut.count(b"[") <= len(FIELDS) * (INSIDE_FIELD + 1) and json.loads(cut)["model"] == "m"
+
+
+def test_many_brackets_in_a_text_cut_nothing_off() -> None:
+    code = "{[" * MOST_INSIDE + " the end"
+    for fields in ({"prompt": code}, {"messages": [{"role": "user", "content": code}]}):
+        body = json.dumps({**fields, "model": "m"}).encode()
+        assert peek(excerpt(body), []) == peek(body, [])
 
 
 def picture(letter: str, size: int = 2 * LARGE) -> str:

@@ -85,6 +85,34 @@ def test_flags_of_engines_that_nobody_starts_are_refused() -> None:
     assert "secret" not in str(refused.value)
 
 
+CODE = "--enable-custom-logit-processor"
+
+
+@pytest.mark.parametrize("where", ["flag", "other spelling", "file", "variable"])
+def test_engines_of_its_own_take_code_only_from_clients_with_a_key(where: str, tmp_path: Path) -> None:
+    """The key that the gateway draws for them is one that no client needs."""
+    file = tmp_path / "engines.yaml"
+    file.write_text("enable-custom-logit-processor: true\n")
+    other = ("--enable_custom_logit_processor",)
+    flags = {"flag": (CODE,), "other spelling": other, "file": ("--config", str(file)), "variable": ()}[where]
+    environ = {"BOUGH_API_KEY": "the engines'"}
+    if where == "variable":
+        environ["BOUGH_ENABLE_CUSTOM_LOGIT_PROCESSOR"] = "1"
+    launch = ["--launch", "1"]
+    for words in (launch, [*launch, "--worker-api-key", "k"], [*launch, "--admin-api-key", "root"]):
+        with pytest.raises(SettingsError, match="add --api-key"):
+            settings_from(_parser().parse(words), flags, environ)
+    with pytest.raises(SettingsError, match="add --api-key"):
+        settings_from(_parser().parse([]), flags, environ | {"BOUGH_GATEWAY_LAUNCH": "1"})
+    with_keys = tmp_path / "gateway.yaml"
+    with_keys.write_text("api_keys: [tenant]\n")
+    for words in (["--api-key", "tenant"], ["--config", str(with_keys)]):
+        taken = settings_from(_parser().parse([*launch, *words]), flags, environ)
+        assert taken.engine.scheduler.enable_custom_logit_processor
+    settings_from(_parser().parse(launch), (), {})
+    settings_from(_parser().parse([]), (), environ)  # of other workers it knows nothing
+
+
 def test_a_flag_of_engines_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _parser().parse(["--launch", "1", "--max-total-tokens", "4000"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.core.errors import SettingsError
+from bough.core.settings import Settings
 from bough.gateway.config_file import ConfigFile, read_file
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
@@ -145,5 +146,21 @@ def test_a_policy_that_is_taken_out_of_the_file_gives_way_to_the_default(tmp_pat
             file.write_text("queue_size: 100\n")
             config.apply()
             assert d.gateway.policies.shown()["default"] == "cost"
+
+    asyncio.run(main())
+
+
+def test_a_file_that_loses_its_keys_changes_nothing_while_engines_take_code(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "gateway.yaml"
+        file.write_text("api_keys: [tenant]\n")
+        takes_code = Settings.from_flat({"enable_custom_logit_processor": True})
+        async with workers(FakeWorker()) as (fake,), desk(fake, engine=takes_code) as d:
+            config = ConfigFile(str(file), d.gateway)
+            config.apply()
+            file.write_text("queue_size: 5\n")
+            with pytest.raises(SettingsError, match="add --api-key"):
+                config.apply()
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 401 and not fake.requests
 
     asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bough.cli.serve import settings_of
 from bough.gateway.launching import Machine, share_of
 
 CPU, ONE_GPU, TWO_GPUS = Machine(8), Machine(8, ("0",)), Machine(8, ("0", "1"))
@@ -27,7 +28,7 @@ CPU, ONE_GPU, TWO_GPUS = Machine(8), Machine(8, ("0",)), Machine(8, ("0", "1"))
 def test_shares(
     machine: Machine, number: int, engines: int, running: list[int], given: list[str], flags: list[str]
 ) -> None:
-    share, environment = share_of(number, engines, running, machine, given)
+    share, environment = share_of(number, engines, running, machine, settings_of(given, {}))
     assert share == flags
     gpus = machine.gpus
     assert environment == ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {})

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bough.cli.serve import settings_of
 from bough.core.gateway_settings import GatewaySettings
+from bough.core.settings import Settings
 from bough.gateway.launching import LocalEngines
 from bough.memory.tree.events import parse_config
 from tests.fakes.gateways import desk
@@ -46,5 +48,24 @@ def test_further_processes_have_the_keys_of_launched_engines_from_the_start() ->
         async with desk(launched=(("http://127.0.0.1:9", "drawn"),)) as d:
             (worker,) = d.gateway.registry
             assert (worker.api_key, worker.source) == ("drawn", "launch")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_file_of_engines_that_changes_does_not_change_whether_they_take_code(taken: bool, tmp_path: Path) -> None:
+    file = tmp_path / "engines.yaml"
+    file.write_text("enable-custom-logit-processor: true\n")
+    flags = ("--config", str(file))
+
+    async def main() -> None:
+        async with desk() as d:
+            chosen = Settings.from_flat({"enable_custom_logit_processor": taken})
+            settings = GatewaySettings(launch=1, engine_flags=flags, engine=chosen)
+            engines = LocalEngines(settings, d.gateway.registry, pytest.fail)
+            words, environment = engines._command(0)
+            read = settings_of(words[words.index("serve") + 1 :], environment)
+            assert read.scheduler.enable_custom_logit_processor is taken
+            await engines.close()
 
     asyncio.run(main())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from bough.core.errors import BoughError
 from bough.core.gateway_settings import GatewaySettings
-from bough.gateway.app import WORKER_MANAGEMENT
 from bough.gateway.commands import AdminClient, roll
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.management import Management
@@ -18,6 +18,8 @@ from bough.gateway.registry import Registry
 from tests.fakes.gateways import Desk, desk, until
 from tests.fakes.workers import FakeWorker, workers
 
+WORKER_MANAGEMENT = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+WORKER_MANAGEMENT += [f"/api/{what}" for what in ("blobs", "copy", "create", "delete", "pull", "push")]
 CLIENT, ADMIN = {"x-api-key": "tenant"}, {"Authorization": "Bearer root"}
 
 
@@ -30,7 +32,7 @@ def management_calls(d: Desk) -> list[tuple[str, str]]:
         for method, (_, access) in methods.items()
         if access == "admin"
     ]
-    return own + [("POST", path) for path in sorted(WORKER_MANAGEMENT)]
+    return own + [("POST", path) for path in WORKER_MANAGEMENT]
 
 
 def test_clients_keys_do_not_open_management() -> None:
@@ -60,6 +62,29 @@ def test_only_the_admin_key_opens_management() -> None:
             assert (await d.get("/workers", headers=ADMIN))[0] == 200
             assert (await d.post("/v1/load_lora_adapter", {"lora_path": "x"}, headers=ADMIN))[0] == 200
             assert [path for path, _, _ in fake.requests] == ["/v1/load_lora_adapter"]
+
+    asyncio.run(main())
+
+
+SPELLINGS = ("{}", "{}/", "{}/below", "{}%2F", "{}?x=1", "{}//", "{};x", "{};x/y", "{}/;x", "{}%3Bx")
+
+
+@pytest.mark.parametrize("path", [*WORKER_MANAGEMENT, "/api/blobs/sha256:0"])
+def test_no_spelling_of_a_workers_management_is_a_clients(path: str) -> None:
+    """Whatever a worker takes for the same route."""
+    root, _, rest = path[1:].partition("/")
+    spellings = [f"/{root}/{rest.upper()}", f"/{root}//{rest}", f"/{root}/;x/{rest}", f"/{root}/%3B/{rest}"]
+    spellings += [spelling.format(path) for spelling in SPELLINGS]
+
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:
+            for spelling in spellings:
+                url = URL(d.url + spelling, encoded=True)
+                async with d.client.post(url, headers=CLIENT, data=b"{}") as response:
+                    odd = {"//", ";", "%3B"} & {spelling[at : at + n] for at in range(len(spelling)) for n in (1, 2, 3)}
+                    assert response.status == (404 if odd else 403), spelling
+            assert not fake.requests
+            assert (await d.post("/v1/models/load_lora_adapter", {}, headers=CLIENT))[0] != 403
 
     asyncio.run(main())
 
@@ -210,7 +235,9 @@ def test_a_redirect_takes_no_key_anywhere() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("path", ["/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/api/./../flush_cache", "/v1/.."])
+@pytest.mark.parametrize(
+    "path", ["/v1/../flush_cache", "/v1/%2e%2e/flush_cache", "/api/./../flush_cache", "/v1/..", "/v1/..;x/a"]
+)
 def test_a_path_with_dot_segments_is_nobodys(path: str) -> None:
     async def main() -> None:
         async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",)) as d:

@@ -84,6 +84,13 @@ def test_an_index_that_names_files_elsewhere_is_refused(
         locate(str(folder))
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_names_that_no_file_can_have(folder: Path, name: str, write_json: Callable[[Path, Any], Path]) -> None:
+    write_json(folder / "model.safetensors.index.json", {"weight_map": {"a": name}})
+    with pytest.raises(ModelError, match="lacks 1 of 1 weight files"):
+        locate(str(folder))
+
+
 MAPS = ["{}", '{"a": 1, "b": "c"}', '{"a": []}']
 
 

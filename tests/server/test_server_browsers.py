@@ -39,7 +39,7 @@ def verdict(
     """200 for a request that is let in, or the status of its refusal."""
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"path": path, "headers": raw, "scheme": scheme, "client": client, "server": server}
-    refusal = BrowserRules(ServerSettings(**settings), loopback=loopback).refusal(scope)
+    refusal = BrowserRules(ServerSettings(**settings), loopback=loopback).refusal(scope, path)
     return 200 if refusal is None else refusal.status
 
 
@@ -223,7 +223,7 @@ def test_a_second_value_of_a_header_does_not_hide_the_first(name: str, own: str,
     for values in ((own, foreign), (foreign, own), (own,)):
         headers = [*raw, *((name.encode(), value.encode()) for value in values)]
         scope = {"path": "/generate", "headers": headers, "scheme": "http", "client": ("127.0.0.1", 5), "server": None}
-        assert (rules.refusal(scope) is None) is (values == (own,)), values
+        assert (rules.refusal(scope, "/generate") is None) is (values == (own,)), values
 
 
 def test_a_forwarded_host_does_not_stand_for_the_name_that_was_called() -> None:
@@ -373,6 +373,14 @@ def test_no_other_page_reaches_any_route() -> None:
         assert not engine.commands and not engine.requests
 
     asyncio.run(go())
+
+
+def test_a_page_behind_a_proxy_may_upload_too() -> None:
+    """The proxy has kept the prefix under which it shows the server."""
+    form = POSTED | {"Content-Type": "multipart/form-data; boundary=x"}
+    assert ask("POST", "/llm/v1/audio/transcriptions", form, "--x--", root_path="/llm").status_code != 415
+    assert ask("POST", "/llm/v1/completions", form, "--x--", root_path="/llm").status_code == 415
+    assert ask("POST", "/llm/v1/audio/transcriptions", form, "--x--").status_code == 415
 
 
 @pytest.mark.parametrize("path", ["/flush_cache", "/start_profile", "/stop_profile"])

@@ -21,6 +21,7 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import body_bytes, warnings_of_body
+from bough.server.errors import in_client_names
 from bough.server.messages import Message, check_size, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
@@ -80,9 +81,10 @@ class ServerContext:
         """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
         return await self.client.states(STATE_TIMEOUT_S)
 
-    async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
+    async def read_inputs(self, *, model: str | None = None, unlimited: bool = False, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
-        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon."""
+        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon.
+        `unlimited`: the client gave no limit, so the answer may have all that is left of the context."""
         own = self.model.name
         if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
             given["lora_path"] = model.removeprefix(f"{own}:")
@@ -100,7 +102,7 @@ class ServerContext:
         _check_logprobs(inputs)
         _check_shared(inputs)
         self._check_logprob_ids(inputs)
-        return self._with_length_warnings(inputs)
+        return inputs if unlimited else self._with_length_warnings(inputs)
 
     def require_room(self, inputs: Inputs, asked: int | None) -> None:
         """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that
@@ -119,17 +121,16 @@ class ServerContext:
                 raise RequestError(text, field="max_new_tokens", code=CONTEXT_LENGTH_EXCEEDED)
 
     def _with_length_warnings(self, inputs: Inputs) -> Inputs:
-        """An answer without a limit of its own is asked for with all of the context, and needs no warning."""
         length = self.model.context_length
 
         def warned(prompt: Prompt) -> Prompt:
             asked, left = prompt.sampling.max_new_tokens, length - len(prompt.ids)
-            if asked <= left or asked == length or left <= 0:
+            if asked <= left or left <= 0:
                 return prompt
             warning = (
                 f"max_new_tokens is {asked}, but the prompt leaves {left} tokens of the context; the answer ends there."
             )
-            return dataclasses.replace(prompt, warnings=(*prompt.warnings, warning))
+            return dataclasses.replace(prompt, warnings=(*prompt.warnings, in_client_names(warning)))
 
         return dataclasses.replace(inputs, prompts=tuple(map(warned, inputs.prompts)))
 

@@ -29,6 +29,7 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
         "sampling_params": requests.sampling_of(
             request, max_new_tokens=context_length if limit is None else limit, samples=request.n or 1
         ),
+        "unlimited": limit is None,
         **requests.logprobs_of(request, top_of(request)),
         **read_resumption(request.resume, request.stream),
     }

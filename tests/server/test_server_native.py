@@ -207,8 +207,9 @@ def test_vllms_fields_that_change_an_answer_do_so_beside_the_sampling_parameters
             more = {"allowed_token_ids": [5, 7], "truncate_prompt_tokens": 2}
             body = {"input_ids": [1, 2, 3], **named, **more, "sampling_params": {"min_new_tokens": None}}
             assert (await http.post("/generate", json=body)).status_code == 200
-            refused = await http.post("/generate", json={"text": "a", "prompt_logprobs": 3})
-            assert refused.status_code == 400 and "prompt_logprobs is not supported" in refused.text
+            for name, value in (("prompt_logprobs", 3), ("prompt_logprobs", 0), ("disagg_prefill_dp_rank", 0)):
+                refused = await http.post("/generate", json={"text": "a", name: value})
+                assert refused.status_code == 400 and f"{name} is not supported" in refused.text
         return engine.requests
 
     (message,) = asyncio.run(go())

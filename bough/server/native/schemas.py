@@ -12,7 +12,7 @@ from msgspec import Meta
 from bough.client.outputs import Entry, Timings
 from bough.core import control
 from bough.core import sampling_params as sampling
-from bough.server.bodies import UNSUPPORTED, fields_without_effect
+from bough.server.bodies import UNSUPPORTED, fields_without_effect, unsupported
 from bough.server.streaming import Resume
 
 
@@ -46,8 +46,7 @@ NOT_HERE = (
     "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
     "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
     "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
-    "return_indexer_topk", "return_sampling_mask", "custom_labels",
-    "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size", "prompt_logprobs",
+    "return_indexer_topk", "return_sampling_mask", "custom_labels", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
 # other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
@@ -111,6 +110,8 @@ class GenerateBody(OtherFields, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None  # the last ones are kept
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced
+    prompt_logprobs: Annotated[int | None, unsupported(None)] = None  # 0 asks for those of the prompt itself
+    disagg_prefill_dp_rank: Annotated[int | None, unsupported(None)] = None  # 0 is a replica
 
 
 class VertexBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -211,6 +211,8 @@ class Proxy:
                 lease.fail(failure.reason)
             else:
                 lease.abandon()
+                if failure.status == NOT_IMPLEMENTED:
+                    call.faults.lacked(worker)
             await self._note_end(call, worker, error)
             raise failure from None
         call.worker = worker
@@ -321,7 +323,8 @@ class Proxy:
 
 
 def _poison_error(why: str) -> HttpError:
-    return HttpError(502, f"The request is not tried on a third worker, because {why}.", "BadGatewayError")
+    """Not a 502, which would say that another try may succeed."""
+    return HttpError(500, f"The request is not tried on a third worker, because {why}.", "InternalServerError")
 
 
 def _failure_of(error: BaseException) -> AttemptFailedError | None:

@@ -123,12 +123,11 @@ def _read_line(line: str, where: str) -> BatchRequest:
 
 
 def keep_answers(path: Path) -> dict[str, int]:
-    """The requests that an output file answers, and their statuses. Other lines are removed from it: what the server failed, and the half
-    line that a killed run leaves. A file with anything else is somebody's, and stays as it is."""
+    """The requests that an output file answers, with the statuses. Other lines are removed from it: what the server
+    failed, and the half line that a killed run leaves. A file with anything else is somebody's, and stays as it is."""
     if not path.exists():
         return {}
-    kept: dict[str, str] = {}
-    statuses: dict[str, int] = {}
+    kept: dict[str, tuple[int, str]] = {}
     *lines, half = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for line in (*lines, half):
         try:
@@ -140,11 +139,11 @@ def keep_answers(path: Path) -> dict[str, int]:
                 continue
             raise SettingsError(f"{path} has lines that are no answers of a batch; name another file.") from None
         if 0 < status < 500 and status != 429:
-            kept[custom_id], statuses[custom_id] = line, status
+            kept[custom_id] = status, line
     fresh = path.with_name(path.name + ".part")
-    fresh.write_text("".join(f"{line}\n" for line in kept.values()), encoding="utf-8")
+    fresh.write_text("".join(f"{line}\n" for _, line in kept.values()), encoding="utf-8")
     fresh.replace(path)
-    return statuses
+    return {custom_id: status for custom_id, (status, _) in kept.items()}
 
 
 async def _answer_all(

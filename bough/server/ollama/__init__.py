@@ -103,8 +103,9 @@ def _read(context: ServerContext, body: requests.AnswerFields) -> dict[str, Any]
     set_field_names(requests.NAMES)
     requests.check_request(body, context.settings)
     options = body.options or requests.Options()
-    sampling = requests.sampling_of(options, context.model.context_length) | ollama_format(body.format)
-    return {"sampling_params": sampling, "unlimited": not requests.has_limit(options)}
+    limited = options.num_predict is not None and options.num_predict >= 0
+    sampling = requests.sampling_of(options, None if limited else context.model.context_length)
+    return {"sampling_params": sampling | ollama_format(body.format), "overlong": "cut" if limited else "none"}
 
 
 async def _converse(

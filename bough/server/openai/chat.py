@@ -29,7 +29,7 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
         "sampling_params": requests.sampling_of(
             request, max_new_tokens=context_length if limit is None else limit, samples=request.n or 1
         ),
-        "unlimited": limit is None,
+        "overlong": "none" if limit is None else "refused",
         **requests.logprobs_of(request, top_of(request)),
         **read_resumption(request.resume, request.stream),
     }
@@ -199,6 +199,5 @@ async def chat(context: ServerContext, request: Request, body: ChatRequest) -> R
             continued=bool(body.continue_final_message),
             budget=budget,
         )
-    context.require_room(inputs, limit_of(body))
     writer = ChatWriter(body, identity, TokenSpeller(context.tokenizer), form)
     return await respond(context.client, request, inputs, writer, stream=body.stream)

@@ -34,8 +34,8 @@ NOTHING_SPLIT = {"reasoning_content": None, "tool_calls": None}
 
 
 def read(fields: dict[str, Any], **more: Any) -> Inputs:
-    """What the reader makes of a request. Its `model` and `unlimited` are the context's to read."""
-    left_out = ("model", "unlimited")
+    """What the reader makes of a request. Its `model` and `overlong` are the context's to read."""
+    left_out = ("model", "overlong")
     return ENGINE.reader.read(**{name: value for name, value in fields.items() if name not in left_out}, **more)
 
 

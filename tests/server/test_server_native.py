@@ -296,6 +296,8 @@ def test_tools_are_part_of_a_tokenised_conversation() -> None:
     ):
         assert bytes(asyncio.run(go(**fields)).json()["tokens"]).decode() == text
     assert asyncio.run(go(tools=[tool], tool_choice="often")).status_code == 400
+    refused = asyncio.run(go(messages=None, prompt="x", tools=[tool]))
+    assert refused.status_code == 400 and "tools are a part of conversations" in refused.text
 
 
 def test_a_used_id_is_refused_in_sglangs_words() -> None:

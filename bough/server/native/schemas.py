@@ -115,8 +115,8 @@ class GenerateBody(OtherFields, kw_only=True):
 
 
 class VertexBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Vertex AI's form of a batch: each instance has `text` or `input_ids`, `parameters` are other fields of
-    /generate."""
+    """Vertex AI's form of a batch: each instance has `text` or `input_ids`, and may have `image_data`; `parameters` are
+    other fields of /generate."""
 
     instances: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None
@@ -367,14 +367,14 @@ class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class LoggingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What to log from now on; what is left out stays as it is. The last five are SGLang's, which this server cannot
-    change while it runs."""
+    change while it runs; what SGLang's tool sends unasked is taken."""
 
     log_requests: bool | None = None
     log_requests_level: Literal[0, 1, 2, 3] | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     log_requests_format: Annotated[str | None, UNSUPPORTED] = None
-    dump_requests_folder: Annotated[str | None, UNSUPPORTED] = None
-    dump_requests_threshold: Annotated[int | None, UNSUPPORTED] = None
+    dump_requests_folder: Annotated[str | None, unsupported("/tmp/sglang_request_dump")] = None
+    dump_requests_threshold: int | None = None  # of a folder
     dump_requests_exclude_meta_keys: Annotated[list[str] | None, UNSUPPORTED] = None
     crash_dump_folder: Annotated[str | None, UNSUPPORTED] = None
 

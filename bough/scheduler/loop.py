@@ -473,10 +473,9 @@ class Scheduler:
 
     def _state(self) -> dict[str, object]:
         adapted = sum(len(loading.requests) for loading in self._adapters.loading.values())
-        live = {name: getattr(self._settings, name) for name in LIVE_SETTINGS}
         return {
+            "live_settings": (live := {name: getattr(self._settings, name) for name in LIVE_SETTINGS}),
             **live,  # where SGLang's clients look
-            "live_settings": live,
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,

@@ -324,8 +324,7 @@ def _decode(raw: bytes, struct: type[S]) -> S:
 
 def _unknown_text(name: str, struct: type[msgspec.Struct], more: str = "") -> str:
     """An unknown field is most often a misspelt one, or the engine's word for what the protocol calls otherwise."""
-    own = name.rpartition(".")[2]
-    theirs = client_name(own)
+    theirs = client_name(own := name.rpartition(".")[2])
     near = nearest(name, _known_fields(struct)) if theirs == own else theirs.partition("#")[0]
     hint = f" Did you mean {near!r}?" if near else ""
     return f"Unknown field {name!r}{more}.{hint}"

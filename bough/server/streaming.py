@@ -157,11 +157,9 @@ def slowest_timings(answers: Sequence[RequestOutput]) -> Timings:
 
 def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
     """What of the requests has no effect; unset where all has. The server's own warnings have the client's names."""
-    texts: dict[str, None] = {}
-    for answer in answers:
-        own = answer.prompt.warnings
-        texts |= dict.fromkeys([*own, *map(in_client_names, answer.warnings[len(own) :])])
-    return list(texts) or UNSET
+    parts = [(answer.prompt.warnings, answer.warnings) for answer in answers]
+    texts = [text for own, told in parts for text in (*own, *map(in_client_names, told[len(own) :]))]
+    return list(dict.fromkeys(texts)) or UNSET
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -42,11 +42,11 @@ Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.
 NOT_HERE = (
-    "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes",
-    "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
-    "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
-    "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
-    "return_indexer_topk", "return_sampling_mask", "custom_labels", "bootstrap_pair_key", "decode_tp_size",
+    "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes", "mm_content_hashes",
+    "use_audio_in_video", "images_config", "video_config", "encoder_urls", "need_wait_for_mm_inputs",
+    "num_items_assigned", "lora_id", "session_id", "background", "return_bytes", "return_entropy",
+    "return_flat_raw_top_logprobs", "return_indexer_topk", "return_sampling_mask", "custom_labels",
+    "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
 # other fields ask for. There is one model; every event has the counts; the header `traceparent` does what

@@ -22,7 +22,7 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
     requests.check_request(request)
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", field="top_logprobs")
-    limit = limit_of(request)
+    limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     return {
         **requests.options_of(request, identity),
         # Without a limit an answer may use all that is left of the context; the scheduler knows how much that is.
@@ -38,10 +38,6 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
 def top_of(request: ChatRequest) -> int | None:
     """How many of the likeliest tokens are shown beside each; None: there are no logprobs."""
     return (request.top_logprobs or 0) if request.logprobs else None
-
-
-def limit_of(request: ChatRequest) -> int | None:
-    return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 CONCURRENCY = 256  # enough to fill a GPU's batch
 
 
@@ -50,10 +50,10 @@ def run(argv: Sequence[str]) -> int:
     left = [request for request in requests if request.custom_id not in answered]
     if len(left) < len(requests):
         print(f"{len(requests) - len(left)} of {len(requests)} requests were answered before; going on with the rest.")
-    failed = 0
+    failed = sum(answered.get(request.custom_id, 200) != 200 for request in requests)
     if left:
         with _server(parsed.url, settings) as url, Path(parsed.output_file).open("a", encoding="utf-8") as output:
-            failed = asyncio.run(_answer_all(url, parsed.key, left, parsed.max_concurrency, output))
+            failed += asyncio.run(_answer_all(url, parsed.key, left, parsed.max_concurrency, output))
     print(f"{len(requests) - failed} of {len(requests)} requests answered: {parsed.output_file}")
     if failed:
         print(f"{failed} failed; their lines say why. The same command again repeats those that the server failed.")
@@ -122,12 +122,12 @@ def _read_line(line: str, where: str) -> BatchRequest:
     return BatchRequest(custom_id, url, given["body"])
 
 
-def keep_answers(path: Path) -> set[str]:
-    """The requests that an output file answers. Other lines are removed from it: what the server failed, and the half
-    line that a killed run leaves. A file with anything else is somebody's, and stays as it is."""
+def keep_answers(path: Path) -> dict[str, int]:
+    """The requests that an output file answers, with the statuses. Other lines are removed from it: what the server
+    failed, and the half line that a killed run leaves. A file with anything else is somebody's, and stays as it is."""
     if not path.exists():
-        return set()
-    kept: dict[str, str] = {}
+        return {}
+    kept: dict[str, tuple[int, str]] = {}
     *lines, half = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for line in (*lines, half):
         try:
@@ -139,11 +139,11 @@ def keep_answers(path: Path) -> set[str]:
                 continue
             raise SettingsError(f"{path} has lines that are no answers of a batch; name another file.") from None
         if 0 < status < 500 and status != 429:
-            kept[custom_id] = line
+            kept[custom_id] = status, line
     fresh = path.with_name(path.name + ".part")
-    fresh.write_text("".join(f"{line}\n" for line in kept.values()), encoding="utf-8")
+    fresh.write_text("".join(f"{line}\n" for _, line in kept.values()), encoding="utf-8")
     fresh.replace(path)
-    return set(kept)
+    return {custom_id: status for custom_id, (status, _) in kept.items()}
 
 
 async def _answer_all(

@@ -250,7 +250,7 @@ class SchedulerSettings:
     )
     waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
-    allow_auto_truncate: bool = setting(False, "cut prompts that are too long instead of refusing them")
+    allow_auto_truncate: bool = setting(False, "cut too long prompts and token limits instead of refusing them")
     stream_gap_target_ms: float = setting(
         40.0,
         "while streams run, prompts are cut so that a step takes about this long, half as long again while requests "

@@ -16,6 +16,7 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
 
     poison: str | None = None  # why the request is to blame
     _undecided: dict[int, Lease] = {}  # by the status that the worker answered
+    _lacking: set[str] = set()  # workers that do not do what it asks for
     _ended: set[str] = set()
     _among: Moved | None = None  # the requests that came to the worker as this one did
 
@@ -44,6 +45,12 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
             for each in (*self._undecided.values(), *([before] if before is not None else ())):
                 each.acquit()
             self._undecided.clear()
+
+    def lacked(self, worker: Worker) -> None:
+        """A worker has answered 501, which no breaker counts in any case."""
+        self._lacking.add(worker.id)
+        if len(self._lacking) > 1:
+            self.poison = "two workers answered 501 to it"
 
     def ended(self, worker: Worker) -> None:
         """The worker's process has ended while it had the request."""

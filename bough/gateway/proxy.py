@@ -38,6 +38,7 @@ RESUME_HEADER = (b"X-Bough-Resume", b"1")
 RESUMABLE_PATHS = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
 RESPONSES = "/v1/responses"
 MAX_STICKY = 100_000
+POISONED = "The request is not tried on a third worker, because {}."
 # What ends a worker's part of a stream before its time, by the worker's fault.
 LOST = (WorkerLostError, WorkerFailedError, ValueError, OSError)
 
@@ -118,11 +119,11 @@ class Proxy:
                     return await self._hedged(call, body, lease, self.settings.hedge_after_secs)
                 except AttemptFailedError as failure:
                     if call.faults.poison is not None:
-                        call.error = f"not tried on a third worker: {call.faults.poison}"
+                        call.error = POISONED.format(call.faults.poison)
                         self.metrics.poisons[()] += 1
                         if failure.answered:
                             return failure.final_response()
-                        raise _poison_error(call.faults.poison) from None
+                        raise HttpError(500, call.error, "InternalServerError") from None  # a 502 invites a retry
                     if failure.moved:
                         call.moves += 1
                         self.metrics.moves[()] += 1
@@ -211,6 +212,8 @@ class Proxy:
                 lease.fail(failure.reason)
             else:
                 lease.abandon()
+                if failure.status == NOT_IMPLEMENTED:
+                    call.faults.lacked(worker)
             await self._note_end(call, worker, error)
             raise failure from None
         call.worker = worker
@@ -259,7 +262,7 @@ class Proxy:
                     await self._note_end(call, stream.lease.worker, error)
                 if call.faults.poison is not None:
                     self.metrics.poisons[()] += 1
-                    await outlet.broken(_poison_error(call.faults.poison).failure.message)
+                    await outlet.broken(POISONED.format(call.faults.poison))
                     return
             if not text.resumable or (failures and not await self._pause(call, failures - 1)):
                 await outlet.broken(f"The worker was lost in the middle of the answer ({reason}).")
@@ -318,10 +321,6 @@ class Proxy:
         if isinstance(result, Response):
             raise HttpError(502, "no other could go on with the answer.", "BadGatewayError")
         return result
-
-
-def _poison_error(why: str) -> HttpError:
-    return HttpError(502, f"The request is not tried on a third worker, because {why}.", "BadGatewayError")
 
 
 def _failure_of(error: BaseException) -> AttemptFailedError | None:

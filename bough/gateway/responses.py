@@ -23,6 +23,7 @@ EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n"
 JSON_PATHS = frozenset(
     {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
     | {"/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"}
+    | {"/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"}
 )
 BUSY_STATUSES = frozenset({408, 429})
 NOT_IMPLEMENTED = 501  # by the worker's kind, not by its condition: it would say the same again

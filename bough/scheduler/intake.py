@@ -73,6 +73,7 @@ class Intake:
                 raise RequestError(self._too_long(len(tokens)), field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
             end = tokens[-1:] if self._limits.vectors is not None else tokens[:0]  # which tokenizers mark texts with
             tokens = np.concatenate([tokens[: room_for - len(end)], end])
+            warnings += (f"The prompt is too long; only its first {room_for} tokens are read (--allow-auto-truncate).",)
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         if sampling.min_new_tokens and stop_ids.issuperset(range(self._limits.vocab_size)):
             raise RequestError(

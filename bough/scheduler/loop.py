@@ -474,7 +474,8 @@ class Scheduler:
     def _state(self) -> dict[str, object]:
         adapted = sum(len(loading.requests) for loading in self._adapters.loading.values())
         return {
-            "live_settings": {name: getattr(self._settings, name) for name in LIVE_SETTINGS},
+            "live_settings": (live := {name: getattr(self._settings, name) for name in LIVE_SETTINGS}),
+            **live,  # where SGLang's clients look
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from bough.core.errors import RequestError, nearest
 from bough.core.sampling_params import INT32_MAX, MAX_STOPS, NAME_SHOWN, require_few
 from bough.core.server_settings import ServerSettings
-from bough.server.errors import HttpError
+from bough.server.errors import HttpError, client_name
 from bough.server.held_bodies import HELD_KEY, HeldBody
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ async def read_body(request: Request, struct: type[S]) -> S:
     raw = await read_bytes(request)
     if len(raw) > LARGE:
         await count_values(raw)
-    _warnings.set(())
+    _unknown.set((struct, ()))
     body_bytes.set(len(raw))
     body = decode_body(raw, struct)
     if (recorder := request.scope.get(RECORDER_KEY)) is not None:
@@ -237,16 +237,19 @@ def name_unknown_fields(request: Request, raw: bytes, struct: type[msgspec.Struc
         if (path, name) not in _logged_fields and len(_logged_fields) < MAX_LOGGED_FIELDS:
             _logged_fields.add((path, name))
             log.warning("%s: the field %r is unknown and has no effect; this is logged once", path, name)
-    _warnings.set(tuple(_unknown_text(name, struct, " has no effect") for name in unknown[:MAX_WARNINGS]))
+    _unknown.set((struct, tuple(unknown[:MAX_WARNINGS])))
 
 
 body_bytes: ContextVar[int] = ContextVar("bytes of the body of the request in progress", default=0)
-_warnings: ContextVar[tuple[str, ...]] = ContextVar("unknown fields of the request in progress", default=())
+_unknown: ContextVar[tuple[type[msgspec.Struct], tuple[str, ...]]] = ContextVar(
+    "unknown fields of the request in progress", default=(msgspec.Struct, ())
+)
 
 
 def warnings_of_body() -> tuple[str, ...]:
-    """What the client of the request in progress is told about its body."""
-    return _warnings.get()
+    """What the client of the request in progress is told about its body, in its own words."""
+    struct, names = _unknown.get()
+    return tuple(_unknown_text(name, struct, " has no effect") for name in names)
 
 
 async def read_bytes(request: Request) -> bytes:
@@ -320,8 +323,10 @@ def _decode(raw: bytes, struct: type[S]) -> S:
 
 
 def _unknown_text(name: str, struct: type[msgspec.Struct], more: str = "") -> str:
-    """An unknown field is most often a misspelt one."""
-    hint = f" Did you mean {near!r}?" if (near := nearest(name, _known_fields(struct))) else ""
+    """An unknown field is most often a misspelt one, or the engine's word for what the protocol calls otherwise."""
+    theirs = client_name(own := name.rpartition(".")[2])
+    near = nearest(name, _known_fields(struct)) if theirs == own else theirs.partition("#")[0]
+    hint = f" Did you mean {near!r}?" if near else ""
     return f"Unknown field {name!r}{more}.{hint}"
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import body_bytes, warnings_of_body
+from bough.server.errors import in_client_names
 from bough.server.messages import Message, check_size, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
@@ -30,6 +31,9 @@ from bough.tokenizer.chat_template import template_defaults
 from bough.tokenizer.tokenizer import TextBound, Tokenizer
 
 T = TypeVar("T")
+# What becomes of a limit of tokens that goes beyond the context: it is cut with a warning, or refused. "none": the
+# client gave no limit, so the answer may have all that is left.
+Overlong = Literal["cut", "refused", "none"]
 
 # Characters (or ids) of prompts from which reading them takes long enough (about a millisecond) to be worth a thread of
 # its own: the tokenizer releases the GIL, so other requests' tokens go out in the meantime.
@@ -80,9 +84,10 @@ class ServerContext:
         """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
         return await self.client.states(STATE_TIMEOUT_S)
 
-    async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
+    async def read_inputs(self, *, model: str | None = None, overlong: Overlong = "cut", **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
-        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon."""
+        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon.
+        """
         own = self.model.name
         if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
             given["lora_path"] = model.removeprefix(f"{own}:")
@@ -100,36 +105,28 @@ class ServerContext:
         _check_logprobs(inputs)
         _check_shared(inputs)
         self._check_logprob_ids(inputs)
-        return self._with_length_warnings(inputs)
+        return inputs if overlong == "none" else self._within_context(inputs, overlong)
 
-    def require_room(self, inputs: Inputs, asked: int | None) -> None:
-        """Refuses answers that may get longer than what their prompts leave of the context. `asked` is the limit that
-        the client gave; without one an answer gets what is left. A prompt that is too long itself is the engine's to
-        refuse."""
+    def _within_context(self, inputs: Inputs, overlong: Overlong) -> Inputs:
+        """Looks for answers that may get longer than what their prompts leave of the context. A prompt that is too long
+        itself is the engine's to refuse."""
         length = self.model.context_length
-        if asked is None or self.settings.scheduler.allow_auto_truncate:
-            return
-        for prompt in inputs.prompts:
-            if len(prompt.ids) < length < len(prompt.ids) + asked:
+
+        def warned(prompt: Prompt) -> Prompt:
+            asked, left = prompt.sampling.max_new_tokens, length - len(prompt.ids)
+            if asked <= left or left <= 0:
+                return prompt
+            if overlong == "refused" and not self.settings.scheduler.allow_auto_truncate:
                 text = (
                     f"Requested token count exceeds the model's maximum context length of {length} tokens: the prompt "
                     f"has {len(prompt.ids)}, and max_new_tokens asks for {asked} more. Lower max_new_tokens, shorten "
                     "the prompt, or start the server with --allow-auto-truncate."
                 )
                 raise RequestError(text, field="max_new_tokens", code=CONTEXT_LENGTH_EXCEEDED)
-
-    def _with_length_warnings(self, inputs: Inputs) -> Inputs:
-        """An answer without a limit of its own is asked for with all of the context, and needs no warning."""
-        length = self.model.context_length
-
-        def warned(prompt: Prompt) -> Prompt:
-            asked, left = prompt.sampling.max_new_tokens, length - len(prompt.ids)
-            if asked <= left or asked == length or left <= 0:
-                return prompt
             warning = (
                 f"max_new_tokens is {asked}, but the prompt leaves {left} tokens of the context; the answer ends there."
             )
-            return dataclasses.replace(prompt, warnings=(*prompt.warnings, warning))
+            return dataclasses.replace(prompt, warnings=(*prompt.warnings, in_client_names(warning)))
 
         return dataclasses.replace(inputs, prompts=tuple(map(warned, inputs.prompts)))
 

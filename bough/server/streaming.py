@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,7 +27,7 @@ from bough.client.outputs import Piece, RequestOutput, Timings
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT64_MAX, require_few
 from bough.server.endpoint import EVENTS, encode_json, json_response
-from bough.server.errors import Failure, failure_of
+from bough.server.errors import Failure, failure_of, in_client_names
 from bough.server.http import race
 
 T = TypeVar("T")
@@ -152,6 +153,13 @@ def timing_headers(answers: Sequence[RequestOutput]) -> dict[str, str]:
 def slowest_timings(answers: Sequence[RequestOutput]) -> Timings:
     """Of the answer that took longest: that is what the client waited for."""
     return max((answer.timings for answer in answers), key=lambda timings: timings.total_s)
+
+
+def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
+    """What of the requests has no effect; unset where all has. The server's own warnings have the client's names."""
+    parts = [(answer.prompt.warnings, answer.warnings) for answer in answers]
+    texts = [text for own, told in parts for text in (*own, *map(in_client_names, told[len(own) :]))]
+    return list(dict.fromkeys(texts)) or UNSET
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -102,7 +102,7 @@ def test_a_run_goes_on_where_the_last_one_stopped(server: Server, tmp_path: Path
     with out.open("a") as half:
         half.write('{"id": "batch_req_1", "custom_id": "ne')
     server.failing, server.asked = False, []
-    assert main(flags) == 0
+    assert main(flags) == 1  # for the one whose answer is an error
     assert sorted(asked["prompt"] for asked in server.asked) == ["busy", "new"]
     assert {name: answer["response"]["status_code"] for name, answer in answers(out).items()} == {
         "good": 200,
@@ -110,7 +110,19 @@ def test_a_run_goes_on_where_the_last_one_stopped(server: Server, tmp_path: Path
         "busy": 200,
         "new": 200,
     }
-    assert "2 of 4 requests were answered before" in capsys.readouterr().out
+    out_text = capsys.readouterr().out
+    assert "2 of 4 requests were answered before" in out_text
+    assert "3 of 4 requests answered" in out_text and "1 failed" in out_text
+    server.asked = []
+    assert main(flags) == 1 and not server.asked  # as long as it stands there
+    assert "3 of 4 requests answered" in capsys.readouterr().out
+    assert main(["run-batch", "-i", write(tmp_path / "good.jsonl", [line("good")]), *flags[3:]]) == 0
+
+
+def test_texts_become_vectors_too(server: Server, tmp_path: Path) -> None:
+    given = write(tmp_path / "in.jsonl", [line("a", url="/v1/embeddings")])
+    assert main(["run-batch", "-i", given, "-o", str(tmp_path / "out.jsonl"), "--url", server.url]) == 0
+    assert [asked["path"] for asked in server.asked] == ["/v1/embeddings"]
 
 
 def test_a_server_that_is_not_there_is_said_of_each_request(tmp_path: Path, capsys: Capture) -> None:

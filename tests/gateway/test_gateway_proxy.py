@@ -199,6 +199,12 @@ def test_the_access_log_is_lines_of_json_without_contents(capsys: pytest.Capture
     assert lines[0]["attempts"] == 1 and "private" not in str(lines)
 
 
+EMPTY = (
+    *("/tokenize", "/detokenize", "/v1/tokenize", "/invocations", "/vertex_generate", "/api/chat", "/api/generate"),
+    *("/rerank", "/encode", "/classify", "/parse_function_call", "/separate_reasoning", "/v1/messages/count_tokens"),
+)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "kind"),
     [
@@ -206,6 +212,7 @@ def test_the_access_log_is_lines_of_json_without_contents(capsys: pytest.Capture
         ("/v1/chat/completions", b'{"messages": [', "application/json"),
         ("/generate", b"[1, 2]", "application/x-www-form-urlencoded"),
         ("/generate", b"", "application/json"),
+        *((path, b"", "application/json") for path in EMPTY),
         ("/v1/messages", b'{"model": "tiny"} x', "application/json"),
         ("/v1/unheard_of", b"{", "application/json; charset=utf-8"),
         ("/v1/completions", b'{"prompt": "' + b"x" * (2 << 20), "application/json"),
@@ -218,6 +225,17 @@ def test_a_body_that_is_no_json_does_not_reach_a_worker(path: str, body: bytes, 
             status, answer = await d.call("POST", path, data=body, headers={"content-type": kind})
             assert status == 400 and "not a valid JSON object" in json.dumps(answer) and not fake.requests
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_what_needs_no_body_reaches_a_worker_without_one() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake) as d:
+            for method, path in (("POST", "/v1/responses/x/cancel"), ("GET", "/get_load"), ("GET", "/api/tags")):
+                await d.call(method, path)
+            page = (await d.get("/metrics"))[1].decode()
+            assert f'bough_gateway_attempts_total{{worker="{fake.url}"}} 3.0' in page
 
     asyncio.run(main())
 

@@ -195,13 +195,16 @@ def test_a_request_that_two_workers_answer_with_the_same_error_is_to_blame() -> 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_request_that_ends_two_workers_is_not_tried_on_a_third(stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "stream"), [("/v1/completions", True), ("/v1/completions", False), ("/generate", False)]
+)
+def test_a_request_that_ends_two_workers_is_not_tried_on_a_third(path: str, stream: bool) -> None:
     async def main() -> None:
         deadly = [DeadlyWorker() for _ in range(3)]
         async with workers(*deadly) as fakes, desk(*fakes) as d:
-            status, answer = await d.post("/v1/completions", {"prompt": "poison", "stream": stream})
-            assert status == 502 and "third worker" in answer["error"]["message"]
+            status, answer = await d.post(path, {"prompt": "poison", "stream": stream})
+            assert status == 500 and "third worker" in answer["error"]["message"]
+            assert answer["error"].get("retryable", False) is False  # OpenAI's errors do not have it
             assert sorted(len(fake.requests) for fake in fakes) == [0, 1, 1]
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 200
 

@@ -42,6 +42,14 @@ def test_every_failure_of_a_server_is_one(status: int) -> None:
             worker = next(w for w in d.gateway.registry if w.url == bad.url)
             assert set(statuses) == {200}
             assert worker.breaker.state(0.0).name == ("CLOSED" if status == 501 else "OPEN")
+            others = [Answering(), Answering()]
+            for other in others:
+                other.status, other.body = bad.status, bad.body
+        bad.requests.clear()
+        async with workers(bad, *others) as fakes, desk(*fakes, cb_failure_threshold=1) as d:
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == status
+            assert sorted(len(fake.requests) for fake in fakes) == [0, 1, 1]  # the request is to blame
+            assert {worker.breaker.state(0.0).name for worker in d.gateway.registry} == {"CLOSED"}
         bad.requests.clear()
         async with workers(bad) as fakes, desk(*fakes, retry_max_retries=2) as d:
             assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == status

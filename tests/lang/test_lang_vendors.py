@@ -145,6 +145,40 @@ def test_openai_holds_a_chat_model_to_a_type_by_a_schema(expr: Any, kind: str, a
     assert sent["max_tokens"] > 4 and "stop" not in sent and "regex" not in sent  # a stop would cut the JSON
 
 
+def cut_reply(answer: str) -> Any:
+    def reply(path: str, body: dict[str, Any]) -> Reply:
+        frame: Any = schema_reply(answer)(path, body)
+        frame["choices"][0]["finish_reason"] = "length"
+        return frame  # type: ignore[no-any-return]
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("expr", "answer", "text"),
+    [
+        (sgl.gen_int("x"), '{"value": 1234567', "1234567"),
+        (sgl.gen_int("x"), '{\n "value": -12.', "-12"),
+        (sgl.gen_int("x"), '{"value": 7}', "7"),
+        (sgl.gen_float("x"), '{"value": 0.1250000', "0.1250000"),
+        (sgl.gen_float("x"), '{"value": 2.', "2"),
+        (sgl.gen_string("x"), '{"value": "New\\nYo', '"New\nYo'),
+        (sgl.gen_string("x"), '{"value": "caf\\u00', '"caf'),
+        (sgl.gen_string("x"), '{"value": "York"  ', '"York"'),
+        (sgl.gen_string("x", stop="Y"), '{"value": "New Yo', '"New '),
+    ],
+)
+def test_a_typed_value_that_the_limit_cuts_off_is_what_there_is_of_it(expr: Any, answer: str, text: str) -> None:
+    with vendor(cut_reply(answer)) as server:
+        assert ask(expr, server)["x"] == text
+
+
+@pytest.mark.parametrize("answer", ["", '{"value": ', '{"value": -', '{"value": "7', '{"x": 7'])
+def test_a_cut_off_answer_without_a_value_is_an_error(answer: str) -> None:
+    with vendor(cut_reply(answer)) as server, pytest.raises(sgl.ProgramError, match="raise max_tokens"):
+        ask(sgl.gen_int("x"), server)
+
+
 def test_typed_values_come_in_samples_and_whole_in_streams() -> None:
     with vendor(schema_reply('{"value": 1}', '{"value": 2}', '{"value": 3}')) as server:
         assert ask(sgl.gen_int("x", n=2), server)["x"] == ["1", "2"]

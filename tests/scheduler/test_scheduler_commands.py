@@ -12,6 +12,7 @@ from bough.messages.requests import (
     Abort,
     ChangeSettings,
     FlushCache,
+    GetState,
     PauseMode,
     Ping,
     Resume,
@@ -91,8 +92,10 @@ def test_a_ping_is_handed_on() -> None:
 
 def test_a_full_queue_is_what_the_changed_setting_says() -> None:
     bench = Bench()
-    bench.submit(ChangeSettings(5, {"max_queued_requests": 0}))
+    bench.submit(ChangeSettings(5, {"max_queued_requests": 0}), GetState(6))
     bench.turn()
+    state = bench.out.replies[-1].data
+    assert state["max_queued_requests"] == state["live_settings"]["max_queued_requests"] == 0
     bench.ask(1, [1, 2], max_new_tokens=2)
     bench.turn()
     reason = bench.out.ended[1]

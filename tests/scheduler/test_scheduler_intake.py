@@ -136,6 +136,8 @@ def test_lengths(prompt_len: int, asked: int, truncate: bool, kept: int, max_new
     message = generate(1, [1] * prompt_len, max_new_tokens=asked)
     request = intake(allow_auto_truncate=truncate).request(message, 0, 0.0)
     assert (len(request.tokens), request.prompt_len, request.max_new) == (kept, kept, max_new)
+    said = f"The prompt is too long; only its first {kept} tokens are read (--allow-auto-truncate)."
+    assert request.warnings == ((said,) if kept < prompt_len else ())
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_vertex_instances_become_predictions() -> None:
         one = await http.post("/vertex_generate", json={"instances": [{"input_ids": [1, 2]}]})
         assert len(one.json()["predictions"]) == 1
         assert (await http.post("/vertex_generate", json={"instances": []})).json() == {"predictions": []}
-        for wrong in ([{"text": "x"}, {"input_ids": [1]}], [{}], [{"text": "x", "image_data": "y"}]):
+        for wrong in ([{"text": "x"}, {"input_ids": [1]}], [{}], [{"image_data": "y"}], [{"text": "x", "top_p": 1}]):
             assert (await http.post("/vertex_generate", json={"instances": wrong})).status_code == 400
         odd = {"instances": [{"text": "x", "image_data": None}], "parameters": {"max_new_tokens": 2}}
         (said,) = (await http.post("/vertex_generate", json=odd)).json()["predictions"]

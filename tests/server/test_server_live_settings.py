@@ -69,6 +69,11 @@ def test_logging_is_configured_while_it_runs() -> None:
         lines.clear()
         await http.get("/health")
         assert any("/health" in line for line in lines)
+        sglangs = {"dump_requests_folder": "/tmp/sglang_request_dump", "dump_requests_threshold": 1000}
+        taken = await http.post("/configure_logging", json=sglangs)
+        assert taken.status_code == 200 and "not dumped" in taken.json()["message"]
+        empty = {"dump_requests_folder": "", "dump_requests_threshold": 1000}
+        assert (await http.post("/configure_logging", json=empty)).json()["message"] == "Logging is configured."
         refused = await http.post("/configure_logging", json={"dump_requests_folder": "/tmp/x"})
         assert refused.status_code == 400 and "dump_requests_folder" in refused.json()["error"]["message"]
 

@@ -67,6 +67,17 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
+def test_instances_of_vertex_may_have_an_image() -> None:
+    async def use(desk: Desk, reader: NotingReader) -> None:
+        both = [{"text": "a<image>", "image_data": URL}, {"text": "b"}]
+        await desk.post("/vertex_generate", instances=both)
+        assert reader.sources == (MediaSource("image", URL),)
+        await desk.post("/vertex_generate", instances=[both[1], both[0]])
+        assert reader.sources == ()
+
+    served(use)
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": URL}}
 FROM_BASE64 = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
 FROM_URL = {"type": "image", "source": {"type": "url", "url": URL}}

@@ -207,8 +207,9 @@ def test_vllms_fields_that_change_an_answer_do_so_beside_the_sampling_parameters
             more = {"allowed_token_ids": [5, 7], "truncate_prompt_tokens": 2}
             body = {"input_ids": [1, 2, 3], **named, **more, "sampling_params": {"min_new_tokens": None}}
             assert (await http.post("/generate", json=body)).status_code == 200
-            refused = await http.post("/generate", json={"text": "a", "prompt_logprobs": 3})
-            assert refused.status_code == 400 and "prompt_logprobs is not supported" in refused.text
+            for name, value in (("prompt_logprobs", 3), ("prompt_logprobs", 0), ("disagg_prefill_dp_rank", 0)):
+                refused = await http.post("/generate", json={"text": "a", name: value})
+                assert refused.status_code == 400 and f"{name} is not supported" in refused.text
         return engine.requests
 
     (message,) = asyncio.run(go())
@@ -257,10 +258,11 @@ def test_requests_that_want_no_logs_or_metrics_get_none() -> None:
 
 
 def test_a_native_answer_that_the_context_will_cut_says_so() -> None:
-    meta = ask({"text": "ab", "sampling_params": {"max_new_tokens": 511}}).json()["meta_info"]
-    assert meta["warnings"] == [
-        "max_new_tokens is 511, but the prompt leaves 510 tokens of the context; the answer ends there."
-    ]
+    for limit in (511, 512, 513):  # the context is 512 tokens
+        meta = ask({"text": "ab", "sampling_params": {"max_new_tokens": limit}}).json()["meta_info"]
+        assert meta["warnings"] == [
+            f"max_new_tokens is {limit}, but the prompt leaves 510 tokens of the context; the answer ends there."
+        ]
     assert "warnings" not in ask({"text": "ab", "sampling_params": {"max_new_tokens": 510}}).json()["meta_info"]
 
 
@@ -294,6 +296,8 @@ def test_tools_are_part_of_a_tokenised_conversation() -> None:
     ):
         assert bytes(asyncio.run(go(**fields)).json()["tokens"]).decode() == text
     assert asyncio.run(go(tools=[tool], tool_choice="often")).status_code == 400
+    refused = asyncio.run(go(messages=None, prompt="x", tools=[tool]))
+    assert refused.status_code == 400 and "tools are a part of conversations" in refused.text
 
 
 def test_a_used_id_is_refused_in_sglangs_words() -> None:

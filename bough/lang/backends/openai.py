@@ -26,6 +26,7 @@ VALUES: dict[Any, dict[str, str]] = {
     REGEX_BOOL: {"type": "boolean"},
     REGEX_STR: {"type": "string", "pattern": f"^{REGEX_STR[1:-1]}$"},
 }
+UNFINISHED = re.compile(r'\s*\{\s*"value"\s*:\s*(?:([-+.\d]+)|("(?:[^"\\]|\\[^u]|\\u[\da-fA-F]{4})*)("?))')
 WRAPPER_TOKENS = 16  # for the JSON around a value, which the program's limit does not know of
 
 
@@ -63,7 +64,8 @@ class OpenAI(ChatApiBackend):
         for meta in metas[1:]:  # the usage is that of all choices
             meta.update(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
         if request.sampling.get("regex") in VALUES:
-            texts = [self._value(text, request.sampling) for text in texts]
+            cut = [choice.finish_reason == "length" for choice in answer.choices]
+            texts = [self._value(*each, request.sampling) for each in zip(texts, cut, strict=True)]
         return GenOutput(texts, metas)
 
     async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
@@ -128,7 +130,7 @@ class OpenAI(ChatApiBackend):
             arguments |= {"logprobs": True, "top_logprobs": top} if self.chat_only else {"logprobs": max(1, top)}
         return arguments
 
-    def _value(self, answer: str, sampling: Mapping[str, Any]) -> str:
+    def _value(self, answer: str, cut: bool, sampling: Mapping[str, Any]) -> str:
         """The value in the JSON as an engine writes it that is held to the regex, up to a stop."""
         try:
             value = json.loads(answer)["value"]
@@ -138,8 +140,9 @@ class OpenAI(ChatApiBackend):
             value = f"{Decimal(str(value)):f}"  # without an exponent
         elif isinstance(value, str):
             value = f'"{value}"'
-        text = str(value)
-        if not re.fullmatch(sampling["regex"], text):
+        begun = _begun(answer, sampling["regex"]) if cut and value is None else ""
+        text = begun or str(value)
+        if not begun and not re.fullmatch(sampling["regex"], text):
             raise RequestError(
                 f"{self.service} answered {answer!r:.80}, which is no JSON object with a value of this form: "
                 f"{VALUES[sampling['regex']]}; raise max_tokens if it is cut off, or use a model that keeps to schemas."
@@ -183,6 +186,15 @@ def _wrapped(request: GenRequest, value: Mapping[str, str]) -> GenRequest:
     sampling = {name: given for name, given in request.sampling.items() if name not in ("regex", "stop")}
     sampling |= {"json_schema": json.dumps(schema), "max_new_tokens": sampling["max_new_tokens"] + WRAPPER_TOKENS}
     return dataclasses.replace(request, sampling=sampling)
+
+
+def _begun(answer: str, regex: str) -> str:
+    """What a JSON that was cut off has of its value, as an engine's answer to the regex is cut off."""
+    if (found := UNFINISHED.match(answer)) is None:
+        return ""
+    number, string, end = found.groups()
+    part = re.match(regex.removesuffix('"') + '"?', number or '"' + json.loads(f'{string}"', strict=False) + end)
+    return "" if part is None else part[0]
 
 
 def _media_block(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from bough import parsers
 from bough.client.outputs import Piece, RequestOutput
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
-from bough.server.errors import Failure, anthropic_shape, in_client_names
+from bough.server.errors import Failure, anthropic_shape
 from bough.server.parsing import CallIds, StreamParser
-from bough.server.streaming import Writer, named_event
+from bough.server.streaming import Writer, named_event, warnings_of
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -192,7 +192,7 @@ class MessageWriter(Writer):
     def _extras(self, answer: RequestOutput) -> dict[str, Any]:
         """What Anthropic's answers do not have; its clients pass it on."""
         timings = {"timings": answer.timings} if self.timed else {}
-        return timings | ({"warnings": list(map(in_client_names, answer.warnings))} if answer.warnings else {})
+        return timings | ({"warnings": said} if (said := warnings_of([answer])) else {})
 
     def failure(self, failure: Failure) -> bytes:
         return named_event(anthropic_shape(failure))

@@ -200,7 +200,8 @@ async def configure_logging(context: ServerContext, body: schemas.LoggingBody) -
     refuse_unsupported(body)
     given = given_fields(body, ("log_level", "log_requests", "log_requests_level"))
     reply = await context.client.call(lambda call: commands.ProcessCommand(call, **given))
-    return Reply(reply.call, reply.ok, "Logging is configured.")
+    dumps = " Requests are not dumped." if body.dump_requests_folder else ""
+    return Reply(reply.call, reply.ok, f"Logging is configured.{dumps}")
 
 
 async def set_internal_state(context: ServerContext, request: Request, body: schemas.SettingsBody) -> Response:

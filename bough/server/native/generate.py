@@ -51,10 +51,11 @@ async def vertex_generate(context: ServerContext, request: Request, body: Vertex
     if (body.parameters or {}).get("stream"):
         raise RequestError("Vertex AI's predictions are whole; leave stream out.", field="parameters")
     kind = "input_ids" if "input_ids" in body.instances[0] else "text"
-    given = [instance.get(kind) for instance in body.instances]
-    if any({name for name, value in instance.items() if value is not None} != {kind} for instance in body.instances):
-        raise RequestError(f"Each instance must have {kind} and nothing else.", field="instances")
-    raw = encode_json({**(body.parameters or {}), kind: given})
+    named = [{name for name, value in instance.items() if value is not None} for instance in body.instances]
+    if any(names - {"image_data"} != {kind} for names in named):
+        raise RequestError(f"Each instance must have {kind}, may have image_data, and nothing else.", field="instances")
+    columns = {name: [each.get(name) for each in body.instances] for name in set[str]().union(*named)}
+    raw = encode_json({**(body.parameters or {}), **columns})
     batch = decode_body(raw, GenerateBody)
     name_unknown_fields(request, raw, GenerateBody)
     response = await generate(context, request, batch)

@@ -12,7 +12,7 @@ from msgspec import Meta
 from bough.client.outputs import Entry, Timings
 from bough.core import control
 from bough.core import sampling_params as sampling
-from bough.server.bodies import UNSUPPORTED, fields_without_effect
+from bough.server.bodies import UNSUPPORTED, fields_without_effect, unsupported
 from bough.server.streaming import Resume
 
 
@@ -42,12 +42,11 @@ Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.
 NOT_HERE = (
-    "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes",
-    "mm_content_hashes", "use_audio_in_video", "images_config", "video_config",
-    "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "session_id",
-    "background", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs",
-    "return_indexer_topk", "return_sampling_mask", "custom_labels",
-    "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size", "prompt_logprobs",
+    "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes", "mm_content_hashes",
+    "use_audio_in_video", "images_config", "video_config", "encoder_urls", "need_wait_for_mm_inputs",
+    "num_items_assigned", "lora_id", "session_id", "background", "return_bytes", "return_entropy",
+    "return_flat_raw_top_logprobs", "return_indexer_topk", "return_sampling_mask", "custom_labels",
+    "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 # Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
 # other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
@@ -111,11 +110,13 @@ class GenerateBody(OtherFields, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None  # the last ones are kept
     log_metrics: bool | None = None  # false: the request does not count in the metrics
     no_logs: bool | None = None  # true: the request is neither logged nor traced
+    prompt_logprobs: Annotated[int | None, unsupported(None)] = None  # 0 asks for those of the prompt itself
+    disagg_prefill_dp_rank: Annotated[int | None, unsupported(None)] = None  # 0 is a replica
 
 
 class VertexBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Vertex AI's form of a batch: each instance has `text` or `input_ids`, `parameters` are other fields of
-    /generate."""
+    """Vertex AI's form of a batch: each instance has `text` or `input_ids`, and may have `image_data`; `parameters` are
+    other fields of /generate."""
 
     instances: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None
@@ -366,14 +367,14 @@ class MemoryBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class LoggingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What to log from now on; what is left out stays as it is. The last five are SGLang's, which this server cannot
-    change while it runs."""
+    change while it runs; what SGLang's tool sends unasked is taken."""
 
     log_requests: bool | None = None
     log_requests_level: Literal[0, 1, 2, 3] | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     log_requests_format: Annotated[str | None, UNSUPPORTED] = None
-    dump_requests_folder: Annotated[str | None, UNSUPPORTED] = None
-    dump_requests_threshold: Annotated[int | None, UNSUPPORTED] = None
+    dump_requests_folder: Annotated[str | None, unsupported("/tmp/sglang_request_dump")] = None
+    dump_requests_threshold: int | None = None  # of a folder
     dump_requests_exclude_meta_keys: Annotated[list[str] | None, UNSUPPORTED] = None
     crash_dump_folder: Annotated[str | None, UNSUPPORTED] = None
 

@@ -45,6 +45,8 @@ def text_routes(context: ServerContext) -> list[Endpoint]:
 async def tokenize(context: ServerContext, request: Request, body: schemas.TokenizeBody) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages to tokenize.", field="prompt")
+    if body.prompt is not None and body.tools:
+        raise RequestError("tools are a part of conversations; give messages instead of prompt.", field="tools")
     tokenizer = context.require_tokenizer("prompt")
     set_field_names({"input_ids": "messages" if body.prompt is None else "prompt"})
     lists = await (_tokenize_messages(body, context) if body.prompt is None else _tokenize(body, tokenizer))

@@ -77,35 +77,35 @@ def model_details(model: ModelInfo) -> writing.ModelDetails:
 
 
 async def chat(context: ServerContext, request: Request, body: requests.ChatRequest) -> Response:
-    sampling = _read(context, body)
+    given = _read(context, body)
     plan = plan_answers(context.settings, any_of(read_functions(body.tools)), context.tokenizer)
     if not body.messages:
         return json_response(_writer(context, body).loaded())
     turns = await offload(0, lambda: requests.read_chat(body))
-    return await _converse(context, request, body, turns, sampling, plan)
+    return await _converse(context, request, body, turns, given, plan)
 
 
 async def generate(context: ServerContext, request: Request, body: requests.GenerateRequest) -> Response:
-    sampling = _read(context, body)
+    given = _read(context, body)
     if not body.prompt:
         return json_response(_writer(context, body).loaded())
     tokenizer = context.require_tokenizer("prompt")
     # It is continued as it is on demand, and where a model has no template to put it in.
     if body.raw or not (tokenizer.chat_template or body.system):
         media = read_media(requests.read_prompt(body), context.client.media_kinds, "images")
-        inputs = await context.read_inputs(prompt=body.prompt, media=media, sampling_params=sampling)
+        inputs = await context.read_inputs(prompt=body.prompt, media=media, **given)
         return await _answer(context, request, body, inputs, None)
     turns, plan = requests.read_prompt(body), plan_answers(context.settings)
-    return await _converse(context, request, body, turns, sampling, plan)
+    return await _converse(context, request, body, turns, given, plan)
 
 
 def _read(context: ServerContext, body: requests.AnswerFields) -> dict[str, Any]:
     set_field_names(requests.NAMES)
     requests.check_request(body, context.settings)
-    return {
-        **requests.sampling_of(body.options or requests.Options(), context.model.context_length),
-        **ollama_format(body.format),
-    }
+    options = body.options or requests.Options()
+    limited = options.num_predict is not None and options.num_predict >= 0
+    sampling = requests.sampling_of(options, None if limited else context.model.context_length)
+    return {"sampling_params": sampling | ollama_format(body.format), "overlong": "cut" if limited else "none"}
 
 
 async def _converse(
@@ -113,11 +113,11 @@ async def _converse(
     request: Request,
     body: requests.AnswerFields,
     turns: list[Message],
-    sampling: dict[str, Any],
+    given: dict[str, Any],
     plan: AnswerPlan,
 ) -> Response:
     """An answer to a conversation that ends with the assistant's text continues it."""
-    variables, given = requests.template_variables(body), {"sampling_params": sampling}
+    variables = requests.template_variables(body)
     inputs, form = await context.converse(plan, turns, given, variables=variables, continued=continues(turns))
     return await _answer(context, request, body, inputs, form)
 

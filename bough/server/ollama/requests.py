@@ -114,15 +114,14 @@ def check_request(request: AnswerFields, settings: Settings) -> None:
         raise RequestError("raw sends the prompt as it is, so there is no place for system.", field="system")
 
 
-def sampling_of(options: Options, context_length: int) -> dict[str, Any]:
-    """SGLang's sampling parameters; what was not given stays None and takes the model's default."""
+def sampling_of(options: Options, left: int | None) -> dict[str, Any]:
+    """SGLang's sampling parameters; what was not given stays None and takes the model's default. `left` is the limit
+    of a client that gave none: the scheduler knows how much of the context is left."""
     bodies.refuse_unsupported(options)
     bodies.check_stops(options.stop, "stop")
-    limit = options.num_predict
     return {
         **{name: getattr(options, name) for name in SAME_NAMES},
-        # The scheduler knows how much of the context is left.
-        "max_new_tokens": context_length if limit is None or limit < 0 else limit,
+        "max_new_tokens": options.num_predict if left is None else left,
         "top_k": -1 if options.top_k == 0 else options.top_k,
         "sampling_seed": None if options.seed == -1 else options.seed,
         "repetition_penalty": 1.0 if options.repeat_last_n == 0 else options.repeat_penalty,

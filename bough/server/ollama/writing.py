@@ -15,9 +15,9 @@ from bough.client.outputs import Piece, RequestOutput
 from bough.parsers import AnswerFormat, Call, Reasoning, Text
 from bough.parsers.events import Begun
 from bough.server.endpoint import encode_json
-from bough.server.errors import Failure, in_client_names, ollama_shape
+from bough.server.errors import Failure, ollama_shape
 from bough.server.parsing import StreamParser
-from bough.server.streaming import Writer
+from bough.server.streaming import Writer, warnings_of
 
 LINES = "application/x-ndjson"
 # Clients read line by line, and JSON may begin with a space: this keeps a connection open without making a line.
@@ -190,7 +190,7 @@ class LineWriter(Writer):
             eval_count=len(answer.ids),
             eval_duration=_nanoseconds(spent.decode_s),
             timings=spent if self.timed else UNSET,
-            warnings=list(map(in_client_names, answer.warnings)) or UNSET,
+            warnings=warnings_of([answer]),
         )
 
 

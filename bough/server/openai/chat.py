@@ -22,13 +22,14 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
     requests.check_request(request)
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", field="top_logprobs")
-    limit = limit_of(request)
+    limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     return {
         **requests.options_of(request, identity),
         # Without a limit an answer may use all that is left of the context; the scheduler knows how much that is.
         "sampling_params": requests.sampling_of(
             request, max_new_tokens=context_length if limit is None else limit, samples=request.n or 1
         ),
+        "overlong": "none" if limit is None else "refused",
         **requests.logprobs_of(request, top_of(request)),
         **read_resumption(request.resume, request.stream),
     }
@@ -37,10 +38,6 @@ def read_chat(request: ChatRequest, identity: Identity, context_length: int) -> 
 def top_of(request: ChatRequest) -> int | None:
     """How many of the likeliest tokens are shown beside each; None: there are no logprobs."""
     return (request.top_logprobs or 0) if request.logprobs else None
-
-
-def limit_of(request: ChatRequest) -> int | None:
-    return request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
 
 
 def template_variables(request: ChatRequest) -> dict[str, Any]:
@@ -198,6 +195,5 @@ async def chat(context: ServerContext, request: Request, body: ChatRequest) -> R
             continued=bool(body.continue_final_message),
             budget=budget,
         )
-    context.require_room(inputs, limit_of(body))
     writer = ChatWriter(body, identity, TokenSpeller(context.tokenizer), form)
     return await respond(context.client, request, inputs, writer, stream=body.stream)

@@ -32,6 +32,7 @@ def read_completion(request: CompletionRequest, identity: Identity) -> dict[str,
         **text_or_ids(request.prompt, "prompt"),
         **requests.options_of(request, identity),
         "sampling_params": requests.sampling_of(request, max_new_tokens=max_tokens, samples=samples),
+        "overlong": "none" if request.max_tokens is None else "refused",
         **requests.logprobs_of(
             request, request.logprobs, of_output=samples > kept, of_prompt=bool(echoed) and request.logprobs is not None
         ),
@@ -128,7 +129,6 @@ async def complete(context: ServerContext, request: Request, body: CompletionReq
     identity = Identity.make("cmpl-", body.rid, context.model.name, body.resume)
     requests.use_openai_names(body, top_logprobs_num="logprobs")
     inputs = await context.read_inputs(**read_completion(body, identity))
-    context.require_room(inputs, body.max_tokens)
     writer = CompletionWriter(body, identity, writing.TokenSpeller(context.tokenizer), _echoes(context, body, inputs))
     return await respond(context.client, request, inputs, writer, stream=body.stream)
 

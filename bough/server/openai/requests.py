@@ -118,7 +118,7 @@ class EngineFields(SamplingFields, kw_only=True):
     thinking_token_budget: Annotated[int | None, bodies.unsupported(None)] = None
     add_special_tokens: Annotated[bool | None, bodies.unsupported(True, None)] = None
     custom_labels: Annotated[dict[str, str] | None, bodies.UNSUPPORTED] = None
-    disagg_prefill_dp_rank: Annotated[int | None, bodies.UNSUPPORTED] = None
+    disagg_prefill_dp_rank: Annotated[int | None, bodies.unsupported(None)] = None
 
 
 class CompletionRequest(EngineFields, kw_only=True):

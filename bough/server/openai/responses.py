@@ -29,9 +29,9 @@ from bough.server.messages import Message, read_messages, text_size
 from bough.server.openai import requests
 from bough.server.openai import response_items as items
 from bough.server.openai.objects import TokenLogprob
-from bough.server.openai.writing import TokenSpeller, chat_logprobs, warnings_of
+from bough.server.openai.writing import TokenSpeller, chat_logprobs
 from bough.server.parsing import StreamParser, plan_answers
-from bough.server.streaming import Writer, named_event, respond, stream_answers
+from bough.server.streaming import Writer, named_event, respond, stream_answers, warnings_of
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 TEXT_FORMAT = {"type": "text"}
@@ -60,6 +60,7 @@ def read_response_request(
             **requests.sampling_of(request, max_new_tokens=context_length if limit is None else limit),
             **text_format(request),
         },
+        "overlong": "none" if limit is None else "refused",
         "return_logprob": wants_logprobs(request),
         "top_logprobs_num": request.top_logprobs or 0,
     }
@@ -378,7 +379,6 @@ class Responses:
         plan = plan_answers(self._context.settings, requests.tools_of(body, None), self._context.tokenizer)
         how: dict[str, Any] = {"variables": template_variables(body), "budget": body.max_thinking_tokens}
         inputs, form = await self._context.converse(plan, messages, given, field="input", **how)
-        self._context.require_room(inputs, body.max_output_tokens)
         stored = self._store is not None and body.store is not False
         return ResponseWriter(body, identity, inputs, self._speller, stored=stored, form=form)
 

@@ -15,10 +15,10 @@ from msgspec import UNSET, UnsetType
 
 from bough.client.outputs import Entry, LogprobColumns, Piece, RequestOutput
 from bough.core.finish import FinishStop
-from bough.server.errors import Failure, in_client_names, openai_shape
+from bough.server.errors import Failure, openai_shape
 from bough.server.openai import objects
 from bough.server.openai.requests import EngineFields, Identity
-from bough.server.streaming import DONE, PreparedChunk, Writer, json_event, slowest_timings
+from bough.server.streaming import DONE, PreparedChunk, Writer, json_event, slowest_timings, warnings_of
 from bough.tokenizer.tokenizer import Tokenizer
 
 VERY_UNLIKELY = -9999.0  # OpenAI's number for a logprob that is not finite
@@ -46,12 +46,6 @@ def make_usage(*, prompt: int, cached: int, completion: int, reasoning: int = 0)
         prompt_tokens_details=objects.PromptTokensDetails(cached),
         completion_tokens_details=objects.CompletionTokensDetails(reasoning),
     )
-
-
-def warnings_of(answers: Sequence[RequestOutput]) -> list[str] | UnsetType:
-    """Which parts of their grammars are not enforced; unset where all are."""
-    texts = dict.fromkeys(in_client_names(text) for answer in answers for text in answer.warnings)
-    return list(texts) or UNSET
 
 
 def whole_piece(answer: RequestOutput) -> Piece:

@@ -147,8 +147,9 @@ def test_why_an_answer_ends(finish: Any, reason: str, sequence: str | None) -> N
 
 def test_a_limit_beyond_the_context_is_cut_and_named() -> None:
     async def use(desk: Desk) -> None:
-        (warning,) = (await desk.post("/v1/messages", **{**ASK, "max_tokens": 1000}))["warnings"]
-        assert warning.startswith("max_tokens is 1000, but the prompt leaves ")
+        for limit in (511, 512, 1000):  # the context is 512 tokens
+            (warning,) = (await desk.post("/v1/messages", **{**ASK, "max_tokens": limit}))["warnings"]
+            assert warning.startswith(f"max_tokens is {limit}, but the prompt leaves ")
 
     at_desk(use)
 
@@ -226,6 +227,8 @@ def test_unknown_fields_pass_unless_the_server_is_strict() -> None:
         assert (await desk.post("/v1/messages", **ASK, betas=["x"]))["warnings"] == said
         assert (await events_of(desk, **ASK, betas=["x"]))[-2][1]["warnings"] == said
         assert "warnings" not in await desk.post("/v1/messages", **ASK)
+        said = ["Unknown field 'stop' has no effect. Did you mean 'stop_sequences'?"]
+        assert (await desk.post("/v1/messages", **ASK, stop=["x"]))["warnings"] == said
 
     async def strict(desk: Desk) -> None:
         answer = await desk.post("/v1/messages", 400, **ASK, betas=["x"])

@@ -113,6 +113,18 @@ def test_options_reach_the_engine(options: dict[str, Any], expected: dict[str, A
     at_desk(use)
 
 
+def test_a_limit_beyond_the_context_is_cut_and_named() -> None:
+    async def use(desk: Desk) -> None:
+        for path, body in (*CALLS, ("/api/generate", {"prompt": "a", "raw": True})):
+            for limit in (512, 513):
+                answer = await desk.post(path, **body, options={"num_predict": limit}, stream=False)
+                (warning,) = answer["warnings"]
+                assert warning.startswith(f"options.num_predict is {limit}, but the prompt leaves ")
+            assert "warnings" not in await desk.post(path, **body, options={"num_predict": -1}, stream=False)
+
+    at_desk(use)
+
+
 @pytest.mark.parametrize(("path", "base"), CALLS)
 def test_nothing_to_answer_means_load(path: str, base: dict[str, Any]) -> None:
     async def use(desk: Desk) -> None:

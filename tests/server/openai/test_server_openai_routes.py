@@ -319,6 +319,13 @@ def test_unknown_fields_pass_unless_strict() -> None:
         chunks = await desk.stream("/v1/chat/completions", **ASK, frobnicate=1)
         assert [chunk["warnings"] for chunk in chunks[:-1] if "warnings" in chunk] == [said]
         assert "warnings" not in await desk.post("/v1/completions", prompt="a")
+        for path, body, meant in (
+            ("/v1/completions", {"prompt": "a"}, "max_tokens"),
+            ("/v1/chat/completions", ASK, "max_tokens"),
+            ("/v1/responses", {"input": "a"}, "max_output_tokens"),
+        ):
+            said = [f"Unknown field 'max_new_tokens' has no effect. Did you mean {meant!r}?"]
+            assert (await desk.post(path, **body, max_new_tokens=3))["warnings"] == said
 
     async def strict(desk: Desk) -> None:
         error = (await desk.post("/v1/completions", 400, prompt="a", frobnicate=1))["error"]
@@ -415,8 +422,10 @@ def test_an_answer_longer_than_the_context_is_refused_unless_it_may_be_cut() -> 
 
     async def cut(desk: Desk) -> None:
         for path, body, name in asks:
-            answer = await desk.post(path, **body, **{name: 513})
-            assert "tokens of the context" in answer["warnings"][0]
+            for limit in (512, 513):
+                (warning,) = (await desk.post(path, **body, **{name: limit}))["warnings"]
+                assert warning.startswith(f"{name} is {limit}, but the prompt leaves ")
+            assert "warnings" not in await desk.post(path, **body)
 
     at_desk(refused)
     at_desk(cut, allow_auto_truncate=True)

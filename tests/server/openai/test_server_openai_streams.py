@@ -34,8 +34,9 @@ NOTHING_SPLIT = {"reasoning_content": None, "tool_calls": None}
 
 
 def read(fields: dict[str, Any], **more: Any) -> Inputs:
-    """What the reader makes of a request; its `model` only says which adapter is meant."""
-    return ENGINE.reader.read(**{name: value for name, value in fields.items() if name != "model"}, **more)
+    """What the reader makes of a request. Its `model` and `overlong` are the context's to read."""
+    left_out = ("model", "overlong")
+    return ENGINE.reader.read(**{name: value for name, value in fields.items() if name not in left_out}, **more)
 
 
 def pieces_of(answers: Sequence[RequestOutput], scripts: Sequence[Script], turns: Sequence[int]) -> Iterator[Piece]:

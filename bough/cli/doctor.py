@@ -30,6 +30,7 @@ from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
 from bough.executor import sizing
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
+from bough.executor.sizing import gib
 from bough.loader import catalogue
 from bough.loader.locate import REPOSITORY, ModelFiles, find_files, locate
 from bough.native.library import instruction_sets, load_library, use_instruction_set
@@ -106,8 +107,8 @@ def _page(machine: Facts, use: Facts, fit: Fit, missing: Sequence[Finding]) -> I
     yield _line("system", machine["os"])
     yield _line("Python", machine["python"])
     yield _line("CPU", f"{machine['cpu']}, {machine['cores']} of {machine['cores_total']} cores usable")
-    yield _line("memory", f"{_gib(machine['memory_free_bytes'])} usable of {_gib(machine['memory_total_bytes'])}")
-    yield _line("disk", f"{_gib(machine['disk_free_bytes'])} free at {machine['home']}")
+    yield _line("memory", f"{gib(machine['memory_free_bytes'])} usable of {gib(machine['memory_total_bytes'])}")
+    yield _line("disk", f"{gib(machine['disk_free_bytes'])} free at {machine['home']}")
     yield _line("GPU", "; ".join(use["gpus"]) or "torch sees none")
     yield "\nAn engine would use"
     yield _line("device", f"{use['device']}, {use['threads']} threads")
@@ -117,7 +118,7 @@ def _page(machine: Facts, use: Facts, fit: Fit, missing: Sequence[Finding]) -> I
     yield _line("CPU set", use["cpu_instruction_set"] or "torch's own: the native kernels are not compiled")
     yield f"\nWhat fits: {fit.model}"
     if fit.weight_bytes is not None:
-        yield _line("weights", _gib(fit.weight_bytes))
+        yield _line("weights", gib(fit.weight_bytes))
     if fit.kv_tokens is not None and fit.context_length is not None:
         contexts = fit.kv_tokens / fit.context_length
         yield _line("room", f"{fit.kv_tokens:,} tokens, {contexts:.1f} times the context of {fit.context_length:,}")
@@ -185,10 +186,6 @@ def _splits_table(found: Sequence[Outlook], typed: str) -> Iterator[str]:
 
 def _line(name: str, value: str) -> str:
     return f"  {name:<10}{value}"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
 
 
 def look_at_machine() -> Facts:
@@ -401,7 +398,7 @@ def _try(
     step = sizing.STEP_WIDTHS * (rows + chunk) * config.hidden_size * dtype.itemsize
     try:
         if weight_bytes > free:
-            text = f"The weights of {name} take {_gib(weight_bytes)}, more than the {_gib(free)} that are free."
+            text = f"The weights of {name} take {gib(weight_bytes)}, more than the {gib(free)} that are free."
             raise ResourceError(text)
         if on_gpu:
             size = sizing.size_gpu_cache(settings.memory, total_bytes=total, activation_bytes=step, **room)

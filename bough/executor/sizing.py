@@ -98,14 +98,14 @@ class CacheSize:
     @staticmethod
     def of(shape: CacheShape, tokens: int, page_size: int, why: str) -> CacheSize:
         tokens = tokens // page_size * page_size
-        note = f"KV cache: {tokens} tokens ({_gib(shape.nbytes(tokens))}), from {why}"
+        note = f"KV cache: {tokens} tokens ({gib(shape.nbytes(tokens))}), from {why}"
         pages = [tokens // page_size]
         if shape.least_window:  # a stage of a pipeline may have no such layer
             window = shape.window_tokens(tokens)
             note += f"; layers with a sliding window keep {window}"
             pages.append(-(-window // page_size))
         if shape.states:
-            note += f"; recurrent layers have {shape.states} states ({_gib(shape.states * shape.state_bytes)})"
+            note += f"; recurrent layers have {shape.states} states ({gib(shape.states * shape.state_bytes)})"
             pages.append(shape.states)
         return CacheSize(tuple(pages), note)
 
@@ -139,7 +139,7 @@ def size_cpu_cache(
         needed = shape.nbytes(tokens)
         if needed > free_bytes:
             raise ResourceError(
-                f"--max-total-tokens {tokens} needs {_gib(needed)} for the KV cache, but only {_gib(free_bytes)} are "
+                f"--max-total-tokens {tokens} needs {gib(needed)} for the KV cache, but only {gib(free_bytes)} are "
                 f"free; set it to {shape.fitting(free_bytes) // size * size} or less."
             )
     elif settings.mem_fraction_static is not None:
@@ -148,18 +148,18 @@ def size_cpu_cache(
         if tokens < size:
             raise ResourceError(
                 f"--mem-fraction-static {settings.mem_fraction_static} leaves nothing for the KV cache: the weights "
-                f"take {_gib(weight_bytes)} of {_gib(free_bytes + weight_bytes)}; raise it or set --max-total-tokens."
+                f"take {gib(weight_bytes)} of {gib(free_bytes + weight_bytes)}; raise it or set --max-total-tokens."
             )
     else:
         by_memory = shape.fitting(int(free_bytes * CPU_POOL_SHARE))
         by_context = CPU_POOL_CONTEXTS * context_length
         if by_memory < by_context:
-            tokens, why = by_memory, f"a quarter of {_gib(free_bytes)} free memory"
+            tokens, why = by_memory, f"a quarter of {gib(free_bytes)} free memory"
         else:
             tokens, why = by_context, f"{CPU_POOL_CONTEXTS} times the context of {context_length}"
     if tokens // size < 1 or tokens // size * size < 2:
         raise ResourceError(
-            f"The KV cache would hold only {tokens} tokens ({_gib(free_bytes)} are free, {max(size, 2)} tokens take "
+            f"The KV cache would hold only {tokens} tokens ({gib(free_bytes)} are free, {max(size, 2)} tokens take "
             f"{shape.nbytes(max(size, 2))} bytes); free some memory, or set --max-total-tokens, --mem-fraction-static "
             "or, for the states of recurrent layers, --max-running-requests."
         )
@@ -183,24 +183,24 @@ def size_gpu_cache(
     usable = free_bytes - activation_bytes - graph_bytes
     budget = min(usable, free_bytes - int(total_bytes * (1.0 - fraction)))
     fitting = shape.fitting(budget) // size * size
-    tokens, why = fitting, f"{fraction:.0%} of {_gib(total_bytes)} less weights"
+    tokens, why = fitting, f"{fraction:.0%} of {gib(total_bytes)} less weights"
     if budget == usable:
-        why = f"what weights, a step of {_gib(activation_bytes)} and graphs of {_gib(graph_bytes)} leave"
+        why = f"what weights, a step of {gib(activation_bytes)} and graphs of {gib(graph_bytes)} leave"
     if settings.max_total_tokens is not None:
         tokens, why = settings.max_total_tokens // size * size, "--max-total-tokens"
         if shape.nbytes(tokens) > usable:
-            text = f"--max-total-tokens {settings.max_total_tokens} needs {_gib(shape.nbytes(tokens))} for the KV cache"
-            raise ResourceError(f"{text}, but only {_gib(usable)} are left on the device; set it to {fitting} or less.")
+            text = f"--max-total-tokens {settings.max_total_tokens} needs {gib(shape.nbytes(tokens))} for the KV cache"
+            raise ResourceError(f"{text}, but only {gib(usable)} are left on the device; set it to {fitting} or less.")
     if tokens < max(size, 2):
         raise ResourceError(
-            f"Nothing is left on the device for the KV cache ({_gib(free_bytes)} free, a step needs "
-            f"{_gib(activation_bytes)}); raise --mem-fraction-static, or lower --chunked-prefill-size or "
+            f"Nothing is left on the device for the KV cache ({gib(free_bytes)} free, a step needs "
+            f"{gib(activation_bytes)}); raise --mem-fraction-static, or lower --chunked-prefill-size or "
             "--max-running-requests."
         )
     return CacheSize.of(shape, tokens, size, why)
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 

@@ -40,9 +40,6 @@ class Graph:
         lines = [f"{self.program}({', '.join(self.parameters)})", *_lines(self.lane, "  ")]
         return "\n".join([*lines, *([f"  … {self.stopped}"] if self.stopped else [])])
 
-    def nodes(self) -> list[Node]:
-        return list(_nodes(self.lane))
-
     def to_dot(self) -> str:
         layout = Layout(self)
         lines = ["digraph program {", "  node [shape=box, style=filled, fontname=sans];"]
@@ -72,15 +69,6 @@ def _lines(lane: Lane, indent: str) -> Iterator[str]:
         for number, branch in enumerate(item):
             yield f"{indent}  [{number}]"
             yield from _lines(branch, indent + "    ")
-
-
-def _nodes(lane: Lane) -> Iterator[Node]:
-    for item in lane:
-        if isinstance(item, Node):
-            yield item
-        else:
-            for branch in item:
-                yield from _nodes(branch)
 
 
 @dataclass(slots=True)

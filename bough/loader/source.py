@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
@@ -23,7 +24,6 @@ from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import NATURAL
 from bough.layers.weights import Form, KeptRows
-from bough.loader.dequantize import PLAIN, dequantize
 from bough.loader.gguf_file import GgufFile, TensorInfo
 from bough.models.names import Rows, Stored
 from bough.models.registry import build_model
@@ -32,8 +32,13 @@ log = logging.getLogger(__name__)
 
 Index = tuple[slice, ...]
 StoredRows = tuple[npt.NDArray[np.uint8], GGMLQuantizationType]  # [rows, bytes of a row], and what the bytes are
-FLOAT_TYPES = {dtype: kind for kind, dtype in PLAIN.items()}
-STORED_TYPES = {kind.name: kind for kind in FLOAT_TYPES.values()}  # by safetensors' names for them
+FLOAT_TYPES = {
+    torch.float32: GGMLQuantizationType.F32,
+    torch.float16: GGMLQuantizationType.F16,
+    torch.bfloat16: GGMLQuantizationType.BF16,
+}
+PLAIN = {kind: dtype for dtype, kind in FLOAT_TYPES.items()}
+STORED_TYPES = {kind.name: kind for kind in PLAIN}  # by safetensors' names for them
 UNFIT = "the weights and the configuration do not belong together"
 DUMMY_SCALE = 0.02
 # Prime, so that no two rows of a matrix begin at the same place in the repeated block and none are equal.
@@ -191,6 +196,18 @@ class GgufSource(WeightSource):
         if kind not in self._told:
             self._told.add(kind)
             log.info("weights of GGUF type %s have no native kernel; they are dequantised to float32", kind.name)
+
+
+def dequantize(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> torch.Tensor:
+    """Rows of bytes [rows, bytes] to rows of numbers [rows, values], as the `gguf` package does: float32, or the file's
+    own plain type. CPUs multiply most formats as they are: this is for GPUs and for formats without a product."""
+    if kind in PLAIN:
+        return torch.from_numpy(raw.copy()).view(PLAIN[kind])
+    try:
+        return torch.from_numpy(quants.dequantize(raw, kind))
+    except NotImplementedError:
+        text = f"Weights of GGUF type {kind.name} cannot be read; use a file of another quantisation."
+        raise ModelError(text) from None
 
 
 class NamedSource(WeightSource):

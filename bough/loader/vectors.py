@@ -15,12 +15,8 @@ MODES: dict[str, PoolingMode] = {
     "pooling_mode_lasttoken": "last",
 }
 MODULES = ("Transformer", "Pooling", "Normalize")
-BARE_NAMES = {  # of a decoder's checkpoint without its head
-    "embed_tokens.": "model.embed_tokens.",
-    "layers.": "model.layers.",
-    "norm.": "model.norm.",
-    "score": "score.out",
-}
+# Of a decoder's checkpoint without its head.
+BARE_NAMES = {f"{name}.": f"model.{name}." for name in ("embed_tokens", "layers", "norm")} | {"score": "score.out"}
 
 
 def generating_name(architecture: str) -> str:

@@ -16,11 +16,9 @@ from tokenizers import AddedToken, processors
 
 from bough.core.errors import ModelError, damage_named
 from bough.tokenizer import gguf_tokenizer
-from bough.tokenizer.chat_template import KINDS, ChatTemplate, given_template
+from bough.tokenizer.chat_template import KINDS, ChatTemplate, MistralTemplate, given_template
 from bough.tokenizer.gguf_tokenizer import SplitRule, find_split_rule
-from bough.tokenizer.mistral_template import MistralTemplate
-from bough.tokenizer.python_backend import PythonBackend
-from bough.tokenizer.tokenizer import Tokenizer
+from bough.tokenizer.tokenizer import PythonBackend, Tokenizer
 from bough.tokenizer.vocabulary_files import Read, read_model, read_tekken
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

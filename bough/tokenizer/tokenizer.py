@@ -16,7 +16,6 @@ import tokenizers
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.tokenizer.chat_template import ChatTemplate
 from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, WindowDecoder, find_piece_rule
-from bough.tokenizer.python_backend import PythonBackend
 
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is
@@ -57,6 +56,40 @@ class TextBound:
             "Shorten the prompt."
         )
         return RequestError(text, field="input_ids", code=CONTEXT_LENGTH_EXCEEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    ids: list[int]
+
+
+class PythonBackend:
+    """A tokenizer written in Python, which a checkpoint brought along, with those of the library's methods that are
+    called here. Nothing is known about how its tokens make text, so `decode` alone makes it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner  # a tokenizer of `transformers`
+
+    def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoding]:
+        return [Encoding(self._inner.encode(text, add_special_tokens=add_special_tokens)) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._inner.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return text
+
+    def token_to_id(self, token: str) -> int | None:
+        found: int | None = self._inner.convert_tokens_to_ids(token)
+        return found
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        return len(self._inner)
+
+    def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
+        special = set(self._inner.all_special_ids)
+        return {
+            token: tokenizers.AddedToken(self._inner.convert_ids_to_tokens(token), special=token in special)
+            for token in {*self._inner.added_tokens_decoder, *special}
+        }
 
 
 GROUP = 1 << 20  # characters of texts that are encoded at once: what encodings cost is bounded by that

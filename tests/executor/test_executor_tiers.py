@@ -17,8 +17,7 @@ from bough.messages.ranks import CopyPages, ToRank
 from bough.messages.requests import LogprobRequest
 from bough.native.library import load_library
 from bough.storage.store import Store
-from bough.storage.tier import StoreTier
-from bough.storage.transfers import Transfers
+from bough.storage.tier import StoreTier, Transfers
 from tests.executor.test_executor_pipelines import CONFIGS
 from tests.executor.test_executor_ranks import Orders, with_ranks
 from tests.fakes.checkpoints import write_checkpoint

@@ -12,6 +12,7 @@ import pytest
 import bough as sgl
 from bough.lang import running
 from tests.fakes.lang_backend import ScriptedBackend
+from tests.fakes.lang_graph import nodes_of
 
 LONG = "Answer in the style that is asked for, in one word, and be honest about what you do not know. "
 
@@ -87,7 +88,7 @@ def test_a_program_that_tries_again_for_ever_is_left() -> None:
         s += payload + sgl.gen("x")
 
     graph = retry.trace()
-    assert graph.stopped == "stopped after 200,000 lines" and graph.nodes()[0].kind == "gen"
+    assert graph.stopped == "stopped after 200,000 lines" and next(nodes_of(graph.lane)).kind == "gen"
     states = repair.run_batch([("{}",), ("{",)], backend=ScriptedBackend())
     assert [state.text() for state in states] == ["{}x", "{}x"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import bough as sgl
 from bough.lang.chat import FORMATS
 from bough.lang.tracer import trace_start
+from tests.fakes.lang_graph import nodes_of
 
 
 @sgl.function
@@ -72,7 +73,7 @@ def test_given_arguments_are_used_and_unknown_ways_end_the_graph() -> None:
     assert open_graph.stopped == "depends on the value of argument 'questions'"
     assert open_graph.pretty().endswith("text     'Hello. '\n  … depends on the value of argument 'questions'")
     given = ask.trace(questions=["a?", "b?"])
-    assert [node.kind for node in given.nodes()] == ["text", "text", "gen", "text", "gen"]
+    assert [node.kind for node in nodes_of(given.lane)] == ["text", "text", "gen", "text", "gen"]
     assert given.stopped == "depends on the value of variable 'a'"
 
 
@@ -104,7 +105,7 @@ def test_pictures_are_well_formed_and_hold_every_step() -> None:
     graph = tips.trace(topic='<b>"cats"</b>')
     root = ElementTree.fromstring(graph.to_svg())
     boxes = root.findall(".//{http://www.w3.org/2000/svg}rect")
-    assert len(boxes) == len(graph.nodes()) + 1
+    assert len(boxes) == len(list(nodes_of(graph.lane))) + 1
     assert len({(box.get("x"), box.get("y")) for box in boxes}) == len(boxes)  # none hides another
     dot = graph.to_dot()
     assert dot.startswith("digraph program {") and dot.count("label=") == len(boxes) and "style=dashed" in dot
@@ -115,4 +116,4 @@ def test_programs_inside_programs_are_traced() -> None:
     def outer(s: Any) -> None:
         tips(s, "cats", count=1)
 
-    assert [node.kind for node in outer.trace().nodes()].count("gen") == 2
+    assert [node.kind for node in nodes_of(outer.trace().lane)].count("gen") == 2

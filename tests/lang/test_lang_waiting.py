@@ -13,6 +13,7 @@ import bough as sgl
 from bough.core.errors import EngineDeadError
 from bough.lang.backends.base import GenRequest
 from tests.fakes.lang_backend import ScriptedBackend
+from tests.fakes.lang_graph import nodes_of
 
 SOON_S = 20.0
 
@@ -124,7 +125,7 @@ def test_scopes_and_messages_are_closed_when_a_program_catches_what_was_raised_i
     state = in_time(lambda: program.run(backend=ScriptedBackend()))
     assert (state["x"], state["seen"]) == ("abc", "abc")
     assert [message["content"] for message in state.messages()] == ["abc", "again"]
-    kinds = [item.kind for item in program.trace().nodes()]
+    kinds = [item.kind for item in nodes_of(program.trace().lane)]
     assert kinds[:5] == ["begin", "scope", "text", "scope end", "end"]
 
 

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGML_QUANT_SIZES
 
 from bough.core.errors import ModelError
-from bough.loader.dequantize import dequantize
+from bough.loader.source import dequantize
 
 # Where the float16 scales of a block stand; random bytes there could be infinite, and would tell nothing.
 SCALES = {

@@ -19,11 +19,10 @@ from bough.core.errors import ModelError
 from bough.kernels.experts.fp4 import VALUES, FloatRows, powers_of_two
 from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.layers.weights import Form, KeptRows
-from bough.loader.dequantize import dequantize
 from bough.loader.locate import ModelFiles
 from bough.loader.quantization import Quantization, quantization_of
 from bough.loader.quantized import QuantizedSource
-from bough.loader.source import NamedSource, SafetensorsSource
+from bough.loader.source import NamedSource, SafetensorsSource, dequantize
 from bough.models.names import Stored
 
 FIXTURES = sorted((Path(__file__).parent / "quantised").glob("*.safetensors"))

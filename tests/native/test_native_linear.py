@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType
 
 from bough.kernels.quant_linear import packed as native
 from bough.kernels.quant_linear.packed import FLOATS, NATURAL, Format, PackedWeight
-from bough.loader.dequantize import PLAIN
+from bough.loader.source import PLAIN
 from bough.native.build import COMMON, VARIANT_FLAGS
 from bough.native.tape import ThreadPool
 from tests.kernels.references import quant_linear as reference

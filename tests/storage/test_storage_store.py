@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.storage import store as store_module
-from bough.storage import transfers as transfers_module
+from bough.storage import tier as tier_module
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, Store, header_of, run_keys
-from bough.storage.transfers import Transfers
+from bough.storage.tier import Transfers
 from tests.storage.store_checks import KEYS, SIZE, check_store, content, empty
 
 TOKENS = np.arange(1000, dtype=np.int32)
@@ -233,7 +233,7 @@ def test_a_fetch_that_is_stopped_begins_no_further_run() -> None:
 
 def test_policies_wait_for_a_fetch_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(transfers_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tier_module.time, "monotonic", lambda: clock[0])
     kept = Kept()
     transfers = Transfers(Store(kept), 8 * SIZE)
     kept.gate.clear()

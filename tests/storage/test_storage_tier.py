@@ -16,10 +16,9 @@ from bough.core.errors import SettingsError
 from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Abort, Control, FlushCache
-from bough.storage import transfers as transfers_module
+from bough.storage import tier as tier_module
 from bough.storage.store import Store
-from bough.storage.tier import StoreTier, open_tier
-from bough.storage.transfers import Transfers
+from bough.storage.tier import StoreTier, Transfers, open_tier
 from tests.fakes.executor import FakeExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
 from tests.scheduler.test_scheduler_property import ACTIONS, CONFIG, MACHINE, WINDOWS, play
@@ -217,7 +216,7 @@ def test_best_effort_waits_no_longer_than_for_a_row() -> None:
 def test_after_a_while_a_request_goes_on_with_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = Kept(), [0.0]
     Rig(kept).ask()
-    monkeypatch.setattr(transfers_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tier_module.time, "monotonic", lambda: clock[0])
     rig = Rig(kept, reads=1000, policy="timeout")
     rig.bench.ask(0, PROMPT, max_new_tokens=2)
     rig.bench.turn(20)
@@ -240,7 +239,7 @@ def test_what_the_store_gives_too_slowly_is_computed(
         return read(self, *args)
 
     monkeypatch.setattr(Kept, "read", read_slowly)
-    monkeypatch.setattr(transfers_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tier_module.time, "monotonic", lambda: clock[0])
     rig = Rig(kept)
     cache = rig.tier._cache
     assert rig.ask() == (512, (512, "file")), "nothing is measured"

@@ -33,8 +33,8 @@ class PagePool:
         """Takes pages back, all or none; the first of them is the next to be handed out."""
         if not len(pages):
             return
-        if not self._all_out(pages):
-            raise ValueError(self._explain_refusal(pages))
+        if refusal := self._refusal(pages):
+            raise ValueError(refusal)
         self._push(pages)
 
     def repair(self, pages: IntArray) -> int:
@@ -68,20 +68,15 @@ class PagePool:
         self._is_free[pages] = True
         self.free = top
 
-    def _all_out(self, pages: IntArray) -> bool:
-        """Whether each page is one of ours, handed out, and listed once: three passes over `pages`, no sorting."""
-        if pages.min() < 0 or pages.max() > self.total or self._is_free[pages].any():
-            return False
-        order = np.arange(len(pages), dtype=np.int32)
-        self._slot[pages] = order  # of two equal pages, the later one wins the slot, and the earlier one finds it taken
-        return bool((self._slot[pages] == order).all())
-
-    def _explain_refusal(self, pages: IntArray) -> str:
+    def _refusal(self, pages: IntArray) -> str:
+        """Empty: each page is one of ours, handed out, and listed once. A few passes over `pages`, no sorting."""
         foreign = pages[(pages < 1) | (pages > self.total)]
         if len(foreign):
             return f"Pages {foreign[:8].tolist()} are not pages of this pool (1..{self.total})."
         free = pages[self._is_free[pages]]
         if len(free):
             return f"Pages {free[:8].tolist()} are free already and were given back a second time."
-        values, counts = np.unique(pages, return_counts=True)
-        return f"Pages {values[counts > 1][:8].tolist()} stand twice in one list given back."
+        order = np.arange(len(pages), dtype=np.int32)
+        self._slot[pages] = order  # of two equal pages, the later one wins the slot, and the earlier one finds it taken
+        twice = pages[self._slot[pages] != order]
+        return f"Pages {np.unique(twice)[:8].tolist()} stand twice in one list given back." if len(twice) else ""

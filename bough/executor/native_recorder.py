@@ -87,6 +87,7 @@ class Recorder:
         self._kept: list[Any] = []  # what the tape's addresses point at
         self.positions = torch.empty(1, dtype=torch.int64, device="meta")  # stands for those of the step's tokens
         self.ops = PackedOps(
+            embedding=partial(_refuse, "weights that are not packed"),
             linear=partial(_refuse, "weights that are not packed"),
             rms_norm=self._rms_norm,
             gated_mul=lambda x, activation: self._activate(x, activation, gated=True),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bough.kernels.activation import triton as gate_kernel
+from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.triton import routed_experts
 from bough.kernels.invariant_linear.triton import invariant_linear
 from bough.kernels.latent_attention.triton import latent_store_
@@ -54,6 +55,7 @@ class InvariantOps(Ops):
 
 
 INVARIANT = InvariantOps(
+    embedding=embedding,
     linear=invariant_linear,
     rms_norm=rms_norm,
     gated_mul=gated_mul,

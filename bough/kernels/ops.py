@@ -14,6 +14,7 @@ import torch
 
 from bough.core.model_config import MoEConfig
 from bough.kernels.activation.reference import gated_mul
+from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
 from bough.kernels.lora.reference import AdapterStack, GroupedRows, PairAdapters, lora_
@@ -139,6 +140,7 @@ def experts_by_logits(
 class Ops:
     """What a model's layers compute with; what a device has no kernel for is plain torch."""
 
+    embedding: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = embedding
     linear: Linear = torch.nn.functional.linear
     rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rms_norm
     gated_mul: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_mul

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.kernels.activation.triton import gated_mul
+from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts.triton import MAX_TOKENS_NORMED, normed_experts, routed_experts
 from bough.kernels.latent_attention.triton import latent_store_
 from bough.kernels.lora.triton import lora_
@@ -53,6 +54,7 @@ class TritonOps(Ops):
 
 
 TRITON = TritonOps(
+    embedding=embedding,
     linear=linear,
     rms_norm=rms_norm,
     gated_mul=gated_mul,

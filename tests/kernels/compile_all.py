@@ -33,6 +33,7 @@ from bough.kernels.activation.triton import gated_mul
 from bough.kernels.decode_attention import triton as decode
 from bough.kernels.decode_attention.shared import SharedWork
 from bough.kernels.drafted_decode.triton import count_held_, decode_inputs_, drafted_inputs_
+from bough.kernels.embedding.triton import embedding
 from bough.kernels.experts import triton as expert_cuts
 from bough.kernels.experts.fp4 import Fp4Rows
 from bough.kernels.experts.reference import Spread
@@ -253,6 +254,7 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
     x, weight = torch.zeros(12, HIDDEN, dtype=dtype), torch.empty(VOCABULARY, HIDDEN, dtype=dtype)
     norm = weight[0]
     rms_norm(x, norm, 1e-5, x.clone(), False)
+    embedding(torch.zeros(ROWS, dtype=torch.int64), weight, 1.0)
     gated_mul(x, "silu")
     gated_mul(x, "gelu_tanh")
     for rows in (4, 100, 2048):  # tiles of each size

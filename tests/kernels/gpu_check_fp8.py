@@ -30,7 +30,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
 from bough.kernels.scaled_linear.triton import scaled_linear
 from bough.layers.schemes.base import LinearWeight, Part
-from bough.layers.schemes.stored import makers_for
+from bough.layers.schemes.registry import scheme_for
 from tests.fakes.context import NO_CONTEXT
 from tests.fakes.placements import placed
 from tests.kernels.references import paged_attention as plain_attention
@@ -137,7 +137,7 @@ def weights(name: str, quantization: str) -> list[LinearWeight]:
     """Copies of one layer, enough that no cache serves them."""
     outputs, inputs = SHAPES[name]
     placement = placed(Topology(), BF16, CUDA, ops=ops_for(CUDA))
-    scheme, part = makers_for(quantization)[0], Part("w", outputs, (slice(None),))
+    scheme, part = scheme_for(quantization), Part("w", outputs, (slice(None),))
     values = torch.randn(outputs, inputs, dtype=BF16, device=CUDA) * inputs**-0.5
     made = []
     for _ in range(max(1, -(-ROTATION_BYTES // (outputs * inputs)))):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
@@ -156,8 +156,7 @@ class PlainTable:
         self._ops = placement.ops
 
     def embed(self, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
-        vectors = embedding(token_ids, self.weight)
-        return vectors if scale == 1.0 else vectors.mul_(scale)
+        return self._ops.embedding(token_ids, self.weight, scale)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._ops.logits(hidden, self.weight)

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -87,8 +87,8 @@ class Recorder:
         self._kept: list[Any] = []  # what the tape's addresses point at
         self.positions = torch.empty(1, dtype=torch.int64, device="meta")  # stands for those of the step's tokens
         self.ops = PackedOps(
-            embedding=_not_recorded,
-            linear=_not_recorded,
+            embedding=partial(_refuse, "weights that are not packed"),
+            linear=partial(_refuse, "weights that are not packed"),
             rms_norm=self._rms_norm,
             gated_mul=lambda x, activation: self._activate(x, activation, gated=True),
             norm_rope_store_=self._norm_rope_store,
@@ -97,7 +97,7 @@ class Recorder:
             take_rows=self._take_rows,
             softcap=self._softcap,
             latent_store_=self._latent_store,
-            index_store_=_no_index,
+            index_store_=partial(_refuse, "sparse attention"),
             packed_embedding=self._embedding,
             packed_linear=self._linear,
             packed_experts=self._experts,
@@ -458,9 +458,5 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _no_index(*arguments: Any) -> None:
-    raise NotRecordedError("sparse attention")
-
-
-def _not_recorded(*arguments: Any) -> torch.Tensor:
-    raise NotRecordedError("weights that are not packed")
+def _refuse(what: str, *arguments: Any) -> NoReturn:
+    raise NotRecordedError(what)

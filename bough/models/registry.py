@@ -19,7 +19,7 @@ from bough.core.files import table_beside
 from bough.core.model_config import ModelConfig
 from bough.models.draft_families import NEXTN, Eagle, Eagle3, NextToken
 from bough.models.family import ModelFamily
-from bough.models.transformers_family import ARCHITECTURE, MULTIMODAL, TransformersFamily, usual_fields, writers
+from bough.models.transformers_family import DECODERS, MULTIMODAL, TransformersFamily, usual_fields, writers
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ def supported_architectures() -> tuple[str, ...]:
 def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
     """The family of an architecture, or of a config.json's model type. `where` begins the error message. `impl` is
     `--model-impl`."""
-    if name == ARCHITECTURE or impl == "transformers":
+    if name in FALLBACK.architectures or impl == "transformers":
         return FALLBACK
     if name.endswith(NEXTN):
         return NextToken(find_family(name.removesuffix(NEXTN), where))
@@ -111,7 +111,7 @@ def find_family(name: str, where: str = "", impl: str = "auto") -> ModelFamily:
 
 def runs_transformers(config: ModelConfig) -> bool:
     """Whether `transformers`' modules compute the model."""
-    return config.architecture == ARCHITECTURE
+    return config.architecture in FALLBACK.architectures
 
 
 def find_gguf_family(name: str, where: str = "") -> ModelFamily:
@@ -128,9 +128,9 @@ def find_gguf_family(name: str, where: str = "") -> ModelFamily:
 
 
 def _gguf_name(model_type: str) -> str:
-    """Empty where a checkpoint is more than text, too."""
+    """Empty where no checkpoint writes text and is nothing more."""
     stated = FAMILIES[model_type]
-    text = any(not name.endswith(MULTIMODAL) for name in stated["architectures"])
+    text = any(name.endswith(DECODERS) for name in stated["architectures"])
     return str(stated.get("gguf", model_type if text else ""))
 
 
@@ -157,8 +157,7 @@ def build_model(
     from bough.layers.placement import Placement
     from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
     from bough.layers.schemes.plain import PlainTable, ShardedTable
-    from bough.layers.schemes.registry import experts_for, head_for, scheme_for
-    from bough.layers.schemes.stored import StoredScheme
+    from bough.layers.schemes.stored import StoredScheme, makers_for
     from bough.layers.spread import SpreadExperts
 
     ranks = group or ALONE
@@ -169,14 +168,14 @@ def build_model(
         placement = Placement(topology, dtype, device, ranks, packed_ops, weight, packed_table, own_experts)
     else:
         ops = ops_for(device, deterministic)
-        scheme, experts = scheme_for(quantization), experts_for(quantization)
+        scheme, experts, head = makers_for(quantization)
         if form_of is not None:
             stored = StoredScheme(form_of, scheme, experts)
             scheme, experts = stored, stored.experts
         table: TableMaker = PlainTable if topology.tp_size == 1 else ShardedTable
-        head = head_for(quantization) if topology.tp_size == 1 else None
         if adapters is not None:
-            head, (scheme, table, experts) = None, adapters.over(scheme, table, experts)
+            scheme, table, experts = adapters.over(scheme, table, experts)
+        head = head if topology.tp_size == 1 and adapters is None else None
         spread = spread or SpreadExperts(ranks)
         placement = Placement(topology, dtype, device, ranks, ops, scheme, table, experts, spread, head)
     return family.build(config, placement)

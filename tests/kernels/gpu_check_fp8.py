@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from bough.layers.schemes.registry import scheme_for
 from gpu_timing import compile_all, distance, graph_us, table_row
 
 from bough.distributed.topology import Topology
@@ -30,7 +31,6 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.registry import ops_for
 from bough.kernels.scaled_linear.triton import scaled_linear
 from bough.layers.schemes.base import LinearWeight, Part
-from bough.layers.schemes.registry import scheme_for
 from tests.fakes.context import NO_CONTEXT
 from tests.fakes.placements import placed
 from tests.kernels.references import paged_attention as plain_attention

@@ -17,8 +17,7 @@ from bough.layers.linear import RowLinear
 from bough.layers.schemes.base import Part
 from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
-from bough.layers.schemes.registry import scheme_for
-from bough.layers.schemes.stored import Int8Head, StoredScheme, W4Scheme
+from bough.layers.schemes.stored import Int8Head, StoredScheme, W4Scheme, makers_for
 from bough.layers.weights import Form
 from bough.loader.load import load_weights
 from bough.loader.locate import ModelFiles
@@ -275,5 +274,5 @@ def test_what_is_not_quantised_to_4_bits_is_named_once(caplog: pytest.LogCapture
 
 
 def test_auto_and_none_are_plain() -> None:
-    assert scheme_for("auto") is scheme_for("none") is PlainWeight
-    assert isinstance(scheme_for("fp8"), Fp8Scheme)
+    assert makers_for("auto")[0] is makers_for("none")[0] is PlainWeight
+    assert isinstance(makers_for("fp8")[0], Fp8Scheme)

@@ -21,8 +21,7 @@ from bough.kernels.quantize_rows.reference import QuantizedRows, empty_rows
 from bough.kernels.registry import Fp8Ops, fp8_ops_for
 from bough.kernels.scaled_linear.reference import FEW_ROWS, FEWEST_ROWS, fits
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
-from bough.layers.schemes.experts import QuantizedExperts
-from bough.layers.schemes.plain import PlainWeight
+from bough.layers.schemes.plain import PlainWeight, QuantizedExperts
 from bough.layers.weights import Form, WeightSlot, quantized_slot
 
 if TYPE_CHECKING:

@@ -25,13 +25,12 @@ from bough.kernels.scaled_linear.reference import fits as fits_fp8
 from bough.kernels.w4_linear.reference import W4Rows, group_for, pack, quantize, words_of
 from bough.kernels.w4_linear.reference import fits as fits_w4
 from bough.layers.schemes.base import ExpertWeights, Gate, LinearWeight, Part, Rows, TellOnce, bands, bias_slots
-from bough.layers.schemes.experts import QuantizedExperts
-from bough.layers.schemes.fp8 import Fp8Weight, fp8_experts
-from bough.layers.schemes.plain import PlainExperts, PlainWeight
+from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight, fp8_experts
+from bough.layers.schemes.plain import PlainExperts, PlainWeight, QuantizedExperts
 from bough.layers.weights import Filled, Form, WeightSlot, quantized_slot
 
 if TYPE_CHECKING:
-    from bough.layers.placement import ExpertsMaker, Placement, WeightMaker
+    from bough.layers.placement import ExpertsMaker, Placement, TableMaker, WeightMaker
 
 log = logging.getLogger(__name__)
 LARGEST = 127
@@ -258,3 +257,14 @@ class Int8Head:
 
     def _widened(self, which: slice | torch.Tensor) -> torch.Tensor:
         return self._weight.values[which] * self._weight.scales[which].to(self._dtype)
+
+
+def makers_for(quantization: str) -> tuple[WeightMaker, ExpertsMaker, TableMaker | None]:
+    """By the name that `--quantization` has for it, what makes the weights of one model, its experts, and its head,
+    unless that is made as tables are: 4 bits of a vocabulary alone would cost more than those of all layers."""
+    if quantization == "fp8":
+        return Fp8Scheme(), fp8_experts, None
+    if quantization == "int4":
+        scheme = W4Scheme()
+        return scheme, scheme.experts, Int8Head
+    return PlainWeight, PlainExperts, None

@@ -5,14 +5,17 @@ classifiers of pairs; and models that generate, by how likely they go on with ch
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain, groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.client.handle import EngineClient, raise_if_refused
-from bough.client.inputs import Inputs
+from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import RequestOutput
 from bough.core.errors import RequestError
 from bough.core.pooling import Pooling
@@ -29,6 +32,7 @@ JUDGE = (
 JUDGED = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 MARKS = ("<|im_start|>", "<think>")
+STEPS_AHEAD = 3  # that a call's prompts fill: enough that the engine never waits for the next ones
 
 
 class Vectors:
@@ -40,6 +44,7 @@ class Vectors:
         self._client, self._read, self._tokenizer = client, read, tokenizer
         self.labels: list[str] = limits.get("labels", [])
         self._embeds: bool = limits.get("is_embedding", False)
+        self._step_tokens: int = limits.get("chunked_prefill_size", sys.maxsize)
 
     async def encode(self, *, dimensions: int | None = None, **given: Any) -> list[RequestOutput]:
         """`given` is a prompt or several, as text or as token ids, and a reader's other arguments."""
@@ -106,9 +111,26 @@ class Vectors:
         return np.array([[-np.inf if x is None else x for x, _, _ in each] for each in found]), answers
 
     async def _answers(self, inputs: Inputs) -> list[RequestOutput]:
-        answers = await self._client.answers(inputs)
-        for answer in answers:
-            raise_if_refused(answer)
+        """Many prompts go to the engine a few steps' worth at a time, so that other requests need not wait for all."""
+        turns = asyncio.Semaphore(STEPS_AHEAD * self._client.replica_count)
+
+        async def answered(prompts: tuple[Prompt, ...]) -> list[RequestOutput]:
+            async with turns:
+                answers = await self._client.answers(replace(inputs, prompts=prompts))
+            for answer in answers:
+                raise_if_refused(answer)
+            return answers
+
+        ends = zip(accumulate(len(prompt.ids) for prompt in inputs.prompts), inputs.prompts, strict=True)
+        steps = groupby(ends, key=lambda each: each[0] // self._step_tokens)
+        tasks = [asyncio.create_task(answered(tuple(prompt for _, prompt in step))) for _, step in steps]
+        try:
+            answers = list(chain(*await asyncio.gather(*tasks)))
+        finally:
+            for task in tasks:
+                task.cancel()
+        for index, answer in enumerate(answers):
+            answer.index = index
         return answers
 
     def _require_tokenizer(self) -> Tokenizer:

@@ -174,7 +174,7 @@ class Scheduler:
             if messages:
                 return messages
             self._audit()
-        return self._inbox.receive(None)
+        return self._inbox.receive(self._sessions.next_look_s)
 
     def _await_late_arrivals(self) -> None:
         """While the executor is busy for some time yet and the next step has room, it need not be planned."""

@@ -57,15 +57,17 @@ class Vectors:
         first = given["input_ids"][0] if prompt is None else prompt
         return answers[0].to_dict() if isinstance(first, str | int) else [answer.to_dict() for answer in answers]
 
-    async def rerank(self, query: str, documents: Sequence[str], instruction: str | None = None) -> Scored:
-        """How well each document answers the query, from 0 to 1."""
+    async def rerank(
+        self, query: str, documents: Sequence[str], instruction: str | None = None, **given: Any
+    ) -> Scored:
+        """How well each document answers the query, from 0 to 1. `given` are a reader's other arguments."""
         if not documents:
             raise RequestError("documents is empty; give at least one.", field="documents")
         tokenizer = self._require_tokenizer()
         if len(self.labels) == 1:
             pairs = await asyncio.to_thread(tokenizer.encode_pairs, [(query, document) for document in documents])
             pooling = [Pooling(second=second) for _, second in pairs]
-            answers = await self.encode(input_ids=[ids for ids, _ in pairs], pooling=pooling)
+            answers = await self.encode(input_ids=[ids for ids, _ in pairs], pooling=pooling, **given)
             return sigmoid(np.array([answer.vector[0] for answer in answers], dtype=np.float64)), answers
         if self._embeds or any(tokenizer.backend.token_to_id(mark) is None for mark in MARKS):
             raise RequestError("This model does not rerank; serve a cross-encoder or Qwen3-Reranker.", field="model")
@@ -73,7 +75,7 @@ class Vectors:
         yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))
         texts = [f"{asked}{document}{JUDGED}" for document in documents]
         ids = await asyncio.to_thread(tokenizer.encode_batch, texts, False)
-        scores, answers = await self._next_tokens(ids, [yes, no])
+        scores, answers = await self._next_tokens(ids, [yes, no], given)
         return softmax(scores)[:, 0], answers
 
     async def score(
@@ -84,6 +86,7 @@ class Vectors:
         *,
         apply_softmax: bool = False,
         item_first: bool = False,
+        **given: Any,
     ) -> Scored:
         """How likely the model goes on with each of the labels behind the query and an item."""
         if self._embeds:
@@ -99,12 +102,12 @@ class Vectors:
             ids = await asyncio.to_thread(self._require_tokenizer().encode_batch, ["".join(pair) for pair in pairs])
         else:
             ids = [[*first, *second] for first, second in pairs]
-        scores, answers = await self._next_tokens(ids, list(label_token_ids))
+        scores, answers = await self._next_tokens(ids, list(label_token_ids), given)
         return softmax(scores) if apply_softmax else np.exp(scores), answers
 
-    async def _next_tokens(self, ids: list[list[int]], labels: list[int]) -> Scored:
+    async def _next_tokens(self, ids: list[list[int]], labels: list[int], given: dict[str, Any]) -> Scored:
         """The logprobs of some tokens behind each prompt. [prompts, labels]"""
-        wanted = {"return_logprob": True, "token_ids_logprob": labels}
+        wanted = {"return_logprob": True, "token_ids_logprob": labels, **given}
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         answers = await self._answers(await self._read(input_ids=ids, sampling_params=sampling, **wanted))
         found = [answer.output_logprobs.chosen[0] or [] for answer in answers]

@@ -76,16 +76,25 @@ class ServerContext:
             raise RequestError(text, field=field)
         return self.tokenizer
 
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that `model` names, by its own name or behind the model's, or `default`, and a colon."""
+        bases = (self.model.name, "default")
+        if not self.settings.lora.enable_lora or not model or model in bases:
+            return None
+        return next((model.removeprefix(f"{base}:") for base in bases if model.startswith(f"{base}:")), model)
+
+    def shown_name(self, model: str | None) -> str:
+        """What an answer calls its model: an adapter as the request has named it."""
+        return self.model.name if self.adapter_of(model) is None else model or ""
+
     async def states(self) -> list[State]:
         """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
         return await self.client.states(STATE_TIMEOUT_S)
 
     async def read_inputs(self, *, model: str | None = None, **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
-        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon."""
-        own = self.model.name
-        if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
-            given["lora_path"] = model.removeprefix(f"{own}:")
+        there are adapters, a `model` may be one."""
+        given["lora_path"] = given.get("lora_path") or self.adapter_of(model)
         self._check_tables(given)
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])

@@ -364,9 +364,7 @@ class LoraSettings:
     lora_backend: str = setting(
         "csgmv", "accepted for SGLang's users; there is one way", choices=("triton", "csgmv", "ascend", "torch_native")
     )
-    lora_eviction_policy: str = setting(
-        "lru", "which adapter leaves its slot: the one used longest ago, or that came first", choices=("lru", "fifo")
-    )
+    lora_eviction_policy: str = setting("lru", "whose slot goes: used longest ago or first in", choices=("lru", "fifo"))
     max_loaded_loras: int | None = setting(None, "most adapters in memory; one more is refused", low=1)
     max_lora_rank: int | None = setting(
         None, "largest rank of an adapter, for which a GPU keeps memory; else 256, and memory for 16", low=1, high=256

@@ -93,7 +93,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     logprobs: dict[int, LogprobRun] = {}  # by handle
     retractions: dict[
         int, tuple[int, str]
-    ] = {}  # by handle: so far, and the weights' version of what goes on after one
+    ] = {}  # by handle, with the weights' version: of requests that go on after one
     drafts: dict[int, DraftCounts] = {}  # so far, by handle: of requests that a text may end
     states: dict[int, HiddenStates] = {}  # by handle
 

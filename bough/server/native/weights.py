@@ -114,9 +114,7 @@ async def update_from_tensor(context: ServerContext, request: Request) -> Respon
         paths = []
         for part in parts:
             if part[8:9] != b"{":  # behind its length, the header
-                raise RequestError(
-                    f"These are no safetensors. Pickled tensors can run code and are never read; {SAFE}."
-                )
+                raise RequestError(f"Not safetensors. Pickled tensors can run code and are never read; {SAFE}.")
             paths.append(files.enter_context(shared_file(len(part))))
             Path(paths[-1]).write_bytes(part)
         return await update_weights(context, request, control.TakeTensors(tuple(paths)), body)

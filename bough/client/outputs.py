@@ -222,7 +222,7 @@ class RequestOutput:
         self._tokenizer = tokenizer
         self.started = False  # its prompt was computed
         self._started = Started(handle, len(prompt.ids), 0, queue_time_s=0.0)
-        self._retractions = 0
+        self._retractions, self._weight_version = 0, ""
         self._drafts: DraftCounts | None = None
         self._updates = updates
         self.received_at = time.perf_counter()
@@ -242,6 +242,7 @@ class RequestOutput:
         if delta.started is not None:
             self._start(delta.started)
         self._retractions, self._drafts = delta.retractions, delta.drafts or self._drafts
+        self._weight_version = delta.weight_version
         if delta.finish is not None:
             self.finish, self.vector = delta.finish, np.frombuffer(delta.vector, dtype=np.float32)
             self.finished_at = now
@@ -337,7 +338,7 @@ class RequestOutput:
             "cached_tokens": self.cached_tokens,
             "reasoning_tokens": 0,
             "num_retractions": self._retractions,
-            "weight_version": self._started.weight_version,
+            "weight_version": self._weight_version or self._started.weight_version,
             "queue_time": self._started.queue_time_s,
             "e2e_latency": end - self.received_at,
         }

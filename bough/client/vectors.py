@@ -5,14 +5,17 @@ classifiers of pairs; and models that generate, by how likely they go on with ch
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain, groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.client.handle import EngineClient, raise_if_refused
-from bough.client.inputs import Inputs
+from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import RequestOutput
 from bough.core.errors import RequestError
 from bough.core.pooling import Pooling
@@ -29,6 +32,7 @@ JUDGE = (
 JUDGED = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 MARKS = ("<|im_start|>", "<think>")
+STEPS_AHEAD = 3  # that a call's prompts fill: enough that the engine never waits for the next ones
 
 
 class Vectors:
@@ -40,6 +44,7 @@ class Vectors:
         self._client, self._read, self._tokenizer = client, read, tokenizer
         self.labels: list[str] = limits.get("labels", [])
         self._embeds: bool = limits.get("is_embedding", False)
+        self._step_tokens: int = limits.get("chunked_prefill_size", sys.maxsize)
 
     async def encode(self, *, dimensions: int | None = None, **given: Any) -> list[RequestOutput]:
         """`given` is a prompt or several, as text or as token ids, and a reader's other arguments."""
@@ -52,15 +57,17 @@ class Vectors:
         first = given["input_ids"][0] if prompt is None else prompt
         return answers[0].to_dict() if isinstance(first, str | int) else [answer.to_dict() for answer in answers]
 
-    async def rerank(self, query: str, documents: Sequence[str], instruction: str | None = None) -> Scored:
-        """How well each document answers the query, from 0 to 1."""
+    async def rerank(
+        self, query: str, documents: Sequence[str], instruction: str | None = None, **given: Any
+    ) -> Scored:
+        """How well each document answers the query, from 0 to 1. `given` are a reader's other arguments."""
         if not documents:
             raise RequestError("documents is empty; give at least one.", field="documents")
         tokenizer = self._require_tokenizer()
         if len(self.labels) == 1:
             pairs = await asyncio.to_thread(tokenizer.encode_pairs, [(query, document) for document in documents])
             pooling = [Pooling(second=second) for _, second in pairs]
-            answers = await self.encode(input_ids=[ids for ids, _ in pairs], pooling=pooling)
+            answers = await self.encode(input_ids=[ids for ids, _ in pairs], pooling=pooling, **given)
             return sigmoid(np.array([answer.vector[0] for answer in answers], dtype=np.float64)), answers
         if self._embeds or any(tokenizer.backend.token_to_id(mark) is None for mark in MARKS):
             raise RequestError("This model does not rerank; serve a cross-encoder or Qwen3-Reranker.", field="model")
@@ -68,7 +75,7 @@ class Vectors:
         yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))
         texts = [f"{asked}{document}{JUDGED}" for document in documents]
         ids = await asyncio.to_thread(tokenizer.encode_batch, texts, False)
-        scores, answers = await self._next_tokens(ids, [yes, no])
+        scores, answers = await self._next_tokens(ids, [yes, no], given)
         return softmax(scores)[:, 0], answers
 
     async def score(
@@ -79,6 +86,7 @@ class Vectors:
         *,
         apply_softmax: bool = False,
         item_first: bool = False,
+        **given: Any,
     ) -> Scored:
         """How likely the model goes on with each of the labels behind the query and an item."""
         if self._embeds:
@@ -94,21 +102,38 @@ class Vectors:
             ids = await asyncio.to_thread(self._require_tokenizer().encode_batch, ["".join(pair) for pair in pairs])
         else:
             ids = [[*first, *second] for first, second in pairs]
-        scores, answers = await self._next_tokens(ids, list(label_token_ids))
+        scores, answers = await self._next_tokens(ids, list(label_token_ids), given)
         return softmax(scores) if apply_softmax else np.exp(scores), answers
 
-    async def _next_tokens(self, ids: list[list[int]], labels: list[int]) -> Scored:
+    async def _next_tokens(self, ids: list[list[int]], labels: list[int], given: dict[str, Any]) -> Scored:
         """The logprobs of some tokens behind each prompt. [prompts, labels]"""
-        wanted = {"return_logprob": True, "token_ids_logprob": labels}
+        wanted = {"return_logprob": True, "token_ids_logprob": labels, **given}
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         answers = await self._answers(await self._read(input_ids=ids, sampling_params=sampling, **wanted))
         found = [answer.output_logprobs.chosen[0] or [] for answer in answers]
         return np.array([[-np.inf if x is None else x for x, _, _ in each] for each in found]), answers
 
     async def _answers(self, inputs: Inputs) -> list[RequestOutput]:
-        answers = await self._client.answers(inputs)
-        for answer in answers:
-            raise_if_refused(answer)
+        """Many prompts go to the engine a few steps' worth at a time, so that other requests need not wait for all."""
+        turns = asyncio.Semaphore(STEPS_AHEAD * self._client.replica_count)
+
+        async def answered(prompts: tuple[Prompt, ...]) -> list[RequestOutput]:
+            async with turns:
+                answers = await self._client.answers(replace(inputs, prompts=prompts))
+            for answer in answers:
+                raise_if_refused(answer)
+            return answers
+
+        ends = zip(accumulate(len(prompt.ids) for prompt in inputs.prompts), inputs.prompts, strict=True)
+        steps = groupby(ends, key=lambda each: each[0] // self._step_tokens)
+        tasks = [asyncio.create_task(answered(tuple(prompt for _, prompt in step))) for _, step in steps]
+        try:
+            answers = list(chain(*await asyncio.gather(*tasks)))
+        finally:
+            for task in tasks:
+                task.cancel()
+        for index, answer in enumerate(answers):
+            answer.index = index
         return answers
 
     def _require_tokenizer(self) -> Tokenizer:

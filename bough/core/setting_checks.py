@@ -50,10 +50,12 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         raise SettingsError(text)
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if meta["many"] and isinstance(value, Mapping):
+        value = [f"{name}={each}" for name, each in value.items()]
+    if meta["many"] and isinstance(value, list | tuple):
+        value = json.dumps(value, default=str) if len(value) != 1 or isinstance(value[0], Mapping) else value[0]
     if plain is str and isinstance(value, PurePath):
         value = str(value)
-    if meta["many"] and isinstance(value, list | tuple):
-        value = value[0] if len(value) == 1 else json.dumps(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise SettingsError(f"{f.name} must be {TYPE_WORDS[plain]}, got {value!r}.")
     if f.name in SECRETS and not str(value).strip():

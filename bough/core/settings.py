@@ -361,6 +361,10 @@ class LoraSettings:
     )
     max_loras_per_batch: int = setting(8, "most adapters that run at the same time; requests of others wait", low=1)
     lora_resolver: str | None = setting(None, "folder where adapters that are not loaded are looked up by their names")
+    lora_backend: str = setting(
+        "csgmv", "accepted for SGLang's users; there is one way", choices=("triton", "csgmv", "ascend", "torch_native")
+    )
+    lora_eviction_policy: str = setting("lru", "whose slot goes: used longest ago or first in", choices=("lru", "fifo"))
     max_loaded_loras: int | None = setting(None, "most adapters in memory; one more is refused", low=1)
     max_lora_rank: int | None = setting(
         None, "largest rank of an adapter, for which a GPU keeps memory; else 256, and memory for 16", low=1, high=256

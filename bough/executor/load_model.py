@@ -137,6 +137,8 @@ def _check_vectors(config: ModelConfig, settings: Settings) -> None:
         return
     if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
         raise SettingsError("Models that give vectors run on one rank: leave out --tp-size and --pp-size.")
+    if settings.lora.enable_lora:
+        raise SettingsError("Models that give vectors take no adapters: leave out --enable-lora.")
     most = settings.scheduler.max_prefill_tokens
     if not config.causal and most < config.context_length:
         raise SettingsError(

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, 
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from bough.core import control
 from bough.core.control import ProfileStart, ReadWeight, SwapWeights, TakeTensors, WeightsCommand
@@ -26,7 +26,7 @@ from bough.core.settings import Settings
 from bough.launch.engine_processes import EngineProcesses
 from bough.launch.parts import attach_media, input_reader
 from bough.messages.outputs import Reply, facts_of
-from bough.messages.requests import ChangeAdapters, FlushCache, StartProfile, StopProfile
+from bough.messages.requests import ChangeAdapters, FlushCache, Pause, PauseMode, Resume, StartProfile, StopProfile
 from bough.observability.logs import set_up_logging
 from bough.version import __version__
 
@@ -119,12 +119,18 @@ class Engine:
         scores: list[float] = self._wait(self._vectors.rerank(query, documents, instruct))[0].tolist()
         return scores
 
-    def score(self, query: Any, items: Any, label_token_ids: list[int], **options: bool) -> list[list[float]]:
+    async def async_rerank(self, *given: Any, **options: Any) -> Any:
+        return (await asyncio.wrap_future(self._schedule(self._vectors.rerank(*given, **options))))[0].tolist()
+
+    def score(self, query: Any, items: Any, label_token_ids: list[int], **options: Any) -> list[list[float]]:
         """For each item how likely the model goes on with each label behind the query and the item, which are texts or
-        token ids. Options: apply_softmax, item_first."""
+        token ids. Options: apply_softmax, item_first, lora_path."""
         scoring = self._vectors.score(query, items, label_token_ids, **options)
         scores: list[list[float]] = self._wait(scoring)[0].tolist()
         return scores
+
+    async def async_score(self, *given: Any, **options: Any) -> Any:
+        return (await asyncio.wrap_future(self._schedule(self._vectors.score(*given, **options))))[0].tolist()
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Ends a request; whoever waits for it gets what there is, with the finish reason `abort`."""
@@ -164,6 +170,15 @@ class Engine:
         with shared_tensors(named_tensors) as path:
             return self._update(TakeTensors((path,)), **options)
 
+    def update_weights_from_ipc(self, files: Iterable[str | Path], **options: Any) -> WeightUpdate:
+        """The same from files of this user (`bough.rl.shared_tensors`): safetensors, or handles of CUDA tensors."""
+        return self._update(TakeTensors(tuple(map(str, files))), **options)
+
+    def update_weight_version(self, new_version: str, abort_all_requests: bool = False) -> WeightUpdate:
+        """Names the weights that are served."""
+        options = {"flush_cache": False, "abort_all_requests": abort_all_requests}
+        return self._update(control.SetVersion(), weight_version=new_version, **options)
+
     def init_weights_update_group(self, *place: Any, **options: Any) -> str:
         """Joins a trainer's group (`bough.rl.TrainerGroup`), by `JoinTrainer`'s fields. Raises a `RequestError` where
         the trainer does not come."""
@@ -196,6 +211,16 @@ class Engine:
         """Takes the memory again. Weights are read from the files that they came from; the cache is empty."""
         self._order(self._client.resume_memory(tags))
 
+    def pause_generation(self, mode: PauseMode = "abort") -> None:
+        """Stops computing until `continue_generation`; requests that run are ended, or go on then: `retract` gives up
+        their pages, `in_place` keeps them."""
+        if mode not in get_args(PauseMode):
+            raise RequestError(f"mode must be one of {', '.join(get_args(PauseMode))}, got {mode!r}.", field="mode")
+        self._order(self._client.call(lambda call: Pause(call, mode)))
+
+    def continue_generation(self) -> None:
+        self._order(self._client.call(Resume))
+
     def load_lora_adapter(self, lora_name: str, lora_path: str | Path, pinned: bool = False) -> None:
         """Loads an adapter that PEFT has saved; requests choose it by its name (`lora_path`). Needs `enable_lora`."""
         path = str(lora_path)
@@ -206,10 +231,16 @@ class Engine:
         self._order(self._client.call(lambda call: ChangeAdapters(call, lora_name)))
 
     def open_session(
-        self, capacity_of_str_len: int, session_id: str | None = None, timeout: float | None = None
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        streaming: bool = False,
+        timeout: float | None = None,
     ) -> str:
         """The id of a session, whose requests (`session_params`) bring only what is new of a conversation. It is closed
         when it was not used for `timeout` seconds, an hour when left out. The capacity is SGLang's; there is none."""
+        if streaming:
+            raise RequestError("streaming: requests of a session go on behind finished ones; leave it out.")
         return self._order(self._client.change_session(session_id, timeout_s=timeout)).message
 
     def close_session(self, session_id: str) -> None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TAKEN_AT_ONCE = 32  # messages: of a burst, the first requests are computed while the others are looked into
 COMPUTED_BY = (
     *("model_impl", "load_format", "dtype", "quantization", "context_length", "json_model_override_args"),
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "cpu_instruction_set"),
@@ -92,8 +91,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    messages = ToScheduler | JoinStep
-    receiver: Receiver[Any] = Receiver(context, spec.addresses.scheduler, messages, Garbled, most=TAKEN_AT_ONCE)
+    receiver: Receiver[Any] = Receiver(context, spec.addresses.scheduler, ToScheduler | JoinStep, Garbled)
     inbox: Inbox = receiver
     outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))
 

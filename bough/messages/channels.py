@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +146,7 @@ def client_of(handle: int) -> int:
 class Receiver(Generic[M]):
     """The receiving end of a channel; `union` is the type of everything that may arrive. `garbled` makes, of a handle
     (None: unknown) and what is wrong, the message that stands for an undecodable frame; without it such a frame raises.
-    `unpack` is the inverse of the sender's `pack`. At `most` so many messages are received at once."""
+    `unpack` is the inverse of the sender's `pack`."""
 
     def __init__(
         self,
@@ -158,7 +157,6 @@ class Receiver(Generic[M]):
         unpack: Callable[[Any, Any], Any] | None = None,
         listeners: Mapping[str, int] | None = None,
         key: str = "",
-        most: int = sys.maxsize,
     ) -> None:
         self._socket = self.socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -170,7 +168,6 @@ class Receiver(Generic[M]):
             raise
         self._decoder = msgspec.msgpack.Decoder(union, dec_hook=unpack)
         self._garbled = garbled
-        self._most = most
 
     @property
     def fd(self) -> int:
@@ -178,19 +175,18 @@ class Receiver(Generic[M]):
         return int(self._socket.getsockopt(zmq.FD))
 
     def receive(self, timeout_s: float | None = 0.0) -> list[M]:
-        """What has arrived. Waits up to `timeout_s` (None: for ever) for a first message."""
+        """Everything that has arrived. Waits up to `timeout_s` (None: for ever) for a first message."""
         messages: list[M] = []
         if timeout_s is None:  # a plain wait is cheaper than a poll
             messages.append(self._decode(self._socket.recv()))
         elif timeout_s != 0.0 and not self._socket.poll(int(timeout_s * 1000)):
             return messages
-        while len(messages) < self._most:
+        while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return messages
             messages.append(self._decode(frame))
-        return messages
 
     def close(self) -> None:
         self._socket.close(linger=0)

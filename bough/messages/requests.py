@@ -225,7 +225,7 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Question = FlushCache | GetState | GetTree | GetTimeline | Ping | StartProfile | StopProfile
-Change = ProcessCommand | ChangeSettings | Pause | Resume | Control | ChangeAdapters | ChangeSession
+Question = GetState | GetTree | GetTimeline | Ping | StartProfile | StopProfile
+Change = FlushCache | ProcessCommand | ChangeSettings | Pause | Resume | Control | ChangeAdapters | ChangeSession
 Command = Question | Change
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

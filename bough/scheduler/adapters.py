@@ -50,7 +50,7 @@ class Adapters:
         self._loaded: dict[str, Loaded] = {}
         self.loading: dict[str, Loading] = {}
         self._resolved: dict[str, None] = {}  # those that the resolver found, the one used longest ago first
-        self._slots: dict[str, int] = {}  # by name, the one used longest ago first
+        self._slots: dict[str, int] = {}  # by name, in the order in which they go
         self._free = list(range(self._settings.max_loras_per_batch, 0, -1))
 
     @property
@@ -79,8 +79,10 @@ class Adapters:
 
     def place(self, request: Request, running: Iterable[Request]) -> bool:
         """Sees to it that the request's adapter stands in a slot; False: `running` requests use them all."""
-        slot = self._slots.pop(request.adapter, 0) or self._fill(request.adapter, {other.adapter for other in running})
+        slot = self._slots.get(request.adapter, 0) or self._fill(request.adapter, {other.adapter for other in running})
         if slot:
+            if self._settings.lora_eviction_policy == "lru":
+                self._slots.pop(request.adapter, None)
             self._slots[request.adapter] = slot
             request.take_slot(slot)
         return slot > 0

@@ -112,13 +112,13 @@ class Committer:
         if several:
             packed = self._packed(rows, *self._sent(rows, before, logprobs))
         # A retracted request computes its tokens again before it gets the next one: that is when its count goes out.
-        retractions = {c.request.handle: c.request.retractions for _, c in chunks if c.final and c.request.retractions}
+        version, again = self._weight_version, [c.request for _, c in chunks if c.final and c.request.retractions]
         message = StepOutput(
             *packed,
             started,
             [],
             {handle: pack_logprobs(run) for handle, run in logprobs.items()},
-            retractions,
+            {request.handle: (request.retractions, version) for request in again},
             self._draft_counts(rows),
         )
         ended = self._ended_rows(rows, last, bad, failed)
@@ -232,6 +232,10 @@ class Committer:
         counted = [(r.handle, r.drafts) for r in requests if r.sampling.stop or r.sampling.stop_regex]
         return {handle: drafts for handle, drafts in counted if drafts is not None}
 
+    @property
+    def _weight_version(self) -> str:
+        return self._facts.get("weight_version", WEIGHT_VERSION)
+
     def _starts(self, chunks: Sequence[tuple[int, Chunk]], result: StepResult) -> list[Started]:
         """Prompts that are now complete, with what they cost; also gathers the prompt logprobs of every chunk, which
         comes with its place in the batch."""
@@ -257,7 +261,7 @@ class Committer:
                         else None,
                         request.ran_s + self._clock() - request.since,
                         request.warnings + (() if request.constraint is None else request.constraint.warnings),
-                        self._facts.get("weight_version", WEIGHT_VERSION),
+                        self._weight_version,
                         request.fetched_tokens if self._batch.cache.tiered else None,
                         request.storage,
                     )

@@ -62,8 +62,9 @@ class ControlQueue:
         assert self.message is not None
         objection = ""
         if busy and (self.message.flush_cache or not self.message.wait):
-            until = "wait until they have ended or abort them (/abort_request), and try again."
-            objection = f"{busy} requests run or wait; {until}"
+            keep = ' or, to keep what the cache has of them, give "flush_cache": false' if self.message.wait else ""
+            until = "wait until they have ended or abort them (/abort_request)"
+            objection = f"{busy} requests run or wait; {until}{keep}, and try again."
         if objection and not self._executor.limits().in_step:
             raise RequestError(objection)
         self._ticket = self._executor.control(Decline(objection) if objection else self.message.command)

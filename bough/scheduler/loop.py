@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
 
@@ -26,7 +26,7 @@ from bough.observability.timeline import Kept, Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.commit import Committer
-from bough.scheduler.control import ControlQueue, Recording
+from bough.scheduler.control import ControlQueue, Recording, means
 from bough.scheduler.grammar_gate import POLL_S, GrammarGate
 from bough.scheduler.grammar_steps import GrammarSteps
 from bough.scheduler.handover import Handover
@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 SHORTEST_WAIT_S = 0.001  # for late arrivals: the resolution of the inbox's timeout
 LONGEST_WAIT_S = 0.002  # between two polls of a running step, which may end before its estimate
+# Requests that are looked into in a turn, or as many as fill a step: of a burst, the first are computed before the last
+# are looked into.
+TAKEN_AT_ONCE = 32
 QUIET_S = 1.0  # without a message before the page accounts are audited, so that no request waits for the audit
 
 
@@ -86,6 +89,7 @@ class Scheduler:
         self._table = RowTable(limits.rows, limits.context_length, limits.page_size, limits.groups, limits.draft_levels)
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
+        self._arrived: OrderedDict[int, messages.Generate] = OrderedDict()  # and not looked into yet, by handle
         self._requests: dict[int, Request] = {}
         self._adapters = adapters or Adapters()
         media = Media(limits, memory.mm_cache_size_mb << 20)
@@ -103,6 +107,7 @@ class Scheduler:
         self._handover = Handover() if handover is None else handover
         self._handover.attach(self._batch, self._queue, self._control.facts, self._committer.drop)
         self._sessions = Sessions(self._cache, clock, self._end)
+        self._step_tokens = limits.chunk_tokens
         self._step_time = StepTimeEstimate(limits.late_plans)
         self._timeouts = Timeouts(settings.waiting_timeout_s, settings.running_timeout_s)
         self._stats = Stats(settings.decode_log_interval, clock)
@@ -124,8 +129,7 @@ class Scheduler:
 
     def turn(self) -> None:
         with self._timeline.phase("messages"):
-            for message in self._messages():
-                self._handle(message)
+            self._take_in(self._messages())
             self._advance_control()
             self._advance_adapters()
             self._expire()
@@ -141,6 +145,8 @@ class Scheduler:
 
     def _messages(self) -> list[messages.ToScheduler]:
         """Everything that has arrived: at once while there is work; when there is none, as soon as something comes."""
+        if self._arrived:
+            return self._inbox.receive(0.0)
         if self._control.running:
             return self._inbox.receive(POLL_S)
         if self._paused and self._requests:
@@ -168,7 +174,7 @@ class Scheduler:
             if messages:
                 return messages
             self._audit()
-        return self._inbox.receive(None)
+        return self._inbox.receive(self._sessions.next_look_s)
 
     def _await_late_arrivals(self) -> None:
         """While the executor is busy for some time yet and the next step has room, it need not be planned."""
@@ -178,8 +184,7 @@ class Scheduler:
             if left_s < SHORTEST_WAIT_S or in_flight.ready() or not self._planner.fits_late_arrivals(now):
                 return
             with self._timeline.phase("late arrivals"):
-                for message in self._inbox.receive(min(left_s, LONGEST_WAIT_S)):
-                    self._handle(message)
+                self._take_in(self._inbox.receive(0.0 if self._arrived else min(left_s, LONGEST_WAIT_S)))
                 self._open_gate()
 
     def _launch_next(self) -> None:
@@ -262,6 +267,28 @@ class Scheduler:
             self._queue.add(request)
 
     # Messages ---------------------------------------------------------------------------------------------------------
+
+    def _take_in(self, arrived: Sequence[messages.ToScheduler]) -> None:
+        """Looks into some of the requests that have arrived. What changes the engine does not overtake them; all else
+        does, so that nobody waits for the rest of a large batch to hear whether the engine lives."""
+        for message in arrived:
+            if isinstance(message, messages.Generate):
+                self._arrived[message.handle] = message
+                continue
+            if isinstance(message, messages.Change):
+                self._look_into(len(self._arrived))
+            self._handle(message)
+        # A later one may be more urgent than those before it, or one too many, whose client is to hear that now.
+        at_once = self._settings.enable_priority_scheduling or self._settings.max_queued_requests is not None
+        self._look_into(len(self._arrived) if at_once else TAKEN_AT_ONCE)
+
+    def _look_into(self, count: int) -> None:
+        """Until so many are taken, and as many as fill a step."""
+        most, tokens = len(self._requests) + count, 0
+        while self._arrived and (len(self._requests) < most or tokens < self._step_tokens):
+            _, message = self._arrived.popitem(last=False)
+            tokens += len(message.input_ids) // 4
+            self._handle(message)
 
     def _handle(self, message: messages.ToScheduler) -> None:
         if self._control.hold(message):
@@ -369,7 +396,9 @@ class Scheduler:
             meant = [r for r in self._requests.values() if message.name is None or message.name in r.names]
         for request in meant:
             self._end(request, reason)
-        for held in (*self._control.drop(message), *self._adapters.drop(message)):
+        arrived = list(self._arrived.values()) if message.handle is None else [self._arrived.get(message.handle)]
+        dropped = [self._arrived.pop(each.handle) for each in arrived if each is not None and means(message, each)]
+        for held in (*dropped, *self._control.drop(message), *self._adapters.drop(message)):
             self._committer.refuse(held.handle, reason)
 
     def _advance_adapters(self) -> None:
@@ -479,7 +508,7 @@ class Scheduler:
             "warming_up": self._warming_up,
             "paused": self._paused,
             "num_running_reqs": self._table.running,
-            "num_waiting_reqs": len(self._queue) + self._held + len(self._control) + adapted,
+            "num_waiting_reqs": len(self._queue) + len(self._arrived) + self._held + len(self._control) + adapted,
             "num_grammar_queue_reqs": len(self._gate),
             "num_open_sessions": len(self._sessions),
             "num_retracted_reqs": sum(1 for request in self._queue if request.retractions),

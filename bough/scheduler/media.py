@@ -67,8 +67,10 @@ class Media:
         if self._limits.speech is not None or (not items and not len(places)):
             return message.namespace
         if (media := self._limits.media) is None:
-            embeds = "input_embeds need a GPU, or --attention-backend torch"
-            raise RequestError(f"This engine reads text alone: it has no encoder for images, video or sound; {embeds}.")
+            if any(item.kind == "embeds" for item in items):
+                text = "input_embeds need --attention-backend torch, or a GPU; the native kernels read tokens alone."
+                raise RequestError(text, field="input_embeds")
+            raise RequestError("This engine reads text alone: it has no encoder for images, video or sound.")
         for item in items:
             if item.kind == "embeds" and (width := item.features[0].shape[-1]) != media.width:
                 expected = f"this model reads {media.width}" if media.width else "a multi-modal model reads none here"

@@ -57,7 +57,7 @@ class Sessions:
     def obey(self, message: ChangeSession) -> Reply:
         """Opens a session, whose id is the reply, or closes it; its requests run on."""
         name = message.id
-        if (name in self._open) is message.open:
+        if (self._session(name) is not None) is message.open:
             state = "open already; close it first, or choose another id" if message.open else "not open"
             return Reply(message.call, False, f"The session {name!r} is {state}.")
         if not message.open:
@@ -74,10 +74,14 @@ class Sessions:
         if now - self._looked_at < CHECK_INTERVAL_S:
             return
         self._looked_at = now
-        for name, session in list(self._open.items()):
-            runs = any(branch.request is not None for branch in session.branches.values())
-            if now - session.used_at > session.idle_s and not runs:
-                self._close(name)
+        for name in list(self._open):
+            self._session(name)
+
+    @property
+    def next_look_s(self) -> float | None:
+        """How long an engine at rest may sleep: until a session expires. None: for ever."""
+        first = min((session.used_at + session.idle_s for session in self._open.values()), default=None)
+        return None if first is None else min(IDLE_S, max(CHECK_INTERVAL_S, first - self._clock()))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -87,7 +91,7 @@ class Sessions:
         if (asked := message.session) is None:
             return message
         name = asked.id or ""
-        if (session := self._open.get(name)) is None:
+        if (session := self._session(name)) is None:
             raise _wrong(f"The session {name!r} is not open: it was closed, has expired, or never was.")
         if message.media is not None or message.bootstrap is not None:
             raise _wrong("Requests of a session are text alone, and are not handed from engine to engine.")
@@ -133,6 +137,16 @@ class Sessions:
         if (branch := self._branch(message.handle)) is not None and branch.request is None:
             whole, branch.ids = len(branch.ids), branch.ids[: branch.prompt_len + message.generated]
             self._tokens -= whole - len(branch.ids)
+
+    def _session(self, name: str) -> Session | None:
+        """The open session of this name. One that has expired is closed, unless it runs."""
+        session = self._open.get(name)
+        if session is None or self._clock() - session.used_at <= session.idle_s:
+            return session
+        if any(branch.request is not None for branch in session.branches.values()):
+            return session
+        self._close(name)
+        return None
 
     def _branch(self, handle: int) -> Branch | None:
         place = self._places.get(handle)

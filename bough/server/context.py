@@ -80,6 +80,17 @@ class ServerContext:
             raise RequestError(text, field=field)
         return self.tokenizer
 
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that `model` names, by its own name or behind the model's, or `default`, and a colon."""
+        bases = (self.model.name, "default")
+        if not self.settings.lora.enable_lora or not model or model in bases:
+            return None
+        return next((model.removeprefix(f"{base}:") for base in bases if model.startswith(f"{base}:")), model)
+
+    def shown_name(self, model: str | None) -> str:
+        """What an answer calls its model: an adapter as the request has named it."""
+        return self.model.name if self.adapter_of(model) is None else model or ""
+
     async def states(self) -> list[State]:
         """The states of the schedulers, which they send between two steps; those that do not answer are missing."""
         return await self.client.states(STATE_TIMEOUT_S)

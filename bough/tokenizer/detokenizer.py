@@ -71,6 +71,7 @@ class Stream:
     logprobs: list[LogprobRun] = field(default_factory=list)
     started: Started | None = None
     retractions: int = 0
+    weight_version: str = ""
     drafts: DraftCounts | None = None
     vector: bytes = b""
     sent: bool = False
@@ -93,6 +94,7 @@ class Stream:
             self.drafts,
             self.vector,
             self.states,
+            self.weight_version,
         )
         self.text, self.ids, self.logprobs, self.states, self.started, self.sent = [], [], [], [], None, True
         return delta
@@ -156,9 +158,9 @@ class Detokenizer:
         for started in message.started:
             if (stream := self._streams.get(started.handle)) is not None:
                 stream.started = started
-        for handle, retractions in message.retractions.items():
+        for handle, again in message.retractions.items():
             if (stream := self._streams.get(handle)) is not None:
-                stream.retractions = retractions
+                stream.retractions, stream.weight_version = again
         for handle, drafts in message.drafts.items():
             if (stream := self._streams.get(handle)) is not None:
                 stream.drafts = drafts

@@ -267,10 +267,13 @@ def test_usage_counts_the_prompt_that_was_used() -> None:
         await asyncio.sleep(0)
         handle = port.sent[0].handle
         started = Started(handle, 4, 1, 0.0)
-        client.receive(Deltas([delta(handle, "x", [1], started=started, finish=FinishLength(1), retractions=2)]))
+        last: dict[str, Any] = {"finish": FinishLength(2), "retractions": 2, "weight_version": "new"}
+        client.receive(Deltas([delta(handle, "x", [1], started=started)]))
+        client.receive(Deltas([delta(handle, "y", [2], **last)]))
         meta: dict[str, Any] = (await task)["meta_info"]  # type: ignore[call-overload]
         assert meta["prompt_tokens"] == 4 and meta["prompt_token_ids"] == list(b"abcd")
-        assert (meta["num_retractions"], meta["weight_version"], meta["reasoning_tokens"]) == (2, "default", 0)
+        # It was retracted, and other weights have computed the rest.
+        assert (meta["num_retractions"], meta["weight_version"], meta["reasoning_tokens"]) == (2, "new", 0)
 
     asyncio.run(go())
 

@@ -12,6 +12,7 @@ from bough.core.finish import FinishReason
 from bough.core.sampling_params import SamplingParams
 from bough.messages.outputs import DraftCounts, HiddenStates, Open, Reply, Started, StepOutput
 from bough.messages.requests import Generate, LogprobRequest, ToScheduler
+from bough.scheduler.loop import QUIET_S
 from bough.scheduler.request import Request
 
 
@@ -73,7 +74,7 @@ def waiting_request(arrival: int = 0, prompt: Sequence[int] = (1, 2, 3), **field
 
 class FakeInbox:
     """Messages that a test puts in: `pending` ones are there, a batch of `later` comes only to one who waits. Waiting
-    for ever on an empty box means the scheduler is idle: the test is told."""
+    for ever on an empty box, or until a session expires, means the scheduler is idle: the test is told."""
 
     def __init__(self) -> None:
         self.pending: list[ToScheduler] = []
@@ -86,7 +87,7 @@ class FakeInbox:
             self.waits.append(timeout_s)
             if self.later:
                 return self.later.pop(0)
-            self.idle_waits += timeout_s is None
+            self.idle_waits += timeout_s is None or timeout_s > QUIET_S
         messages, self.pending = self.pending, []
         return messages
 

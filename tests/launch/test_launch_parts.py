@@ -109,6 +109,24 @@ def test_paths_of_adapters(given: str | None, found: list[tuple[str, str, bool]]
     assert adapter_paths(given) == found
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        [{"lora_name": "x", "lora_path": "/a"}],
+        [{"lora_name": "x", "lora_path": Path("/a")}],
+        {"x": "/a"},
+        {"x": Path("/a")},
+        ["x=/a"],
+        "x=/a",
+    ],
+)
+def test_engines_take_adapters_as_objects_or_words(given: Any) -> None:
+    settings = Settings.from_flat({"lora_paths": given, "enable_lora": True})
+    assert adapter_paths(settings.lora.lora_paths) == [("x", "/a", False)]
+    settings = Settings.from_flat({"lora_paths": {"x": "/a", "y": "/b"}, "enable_lora": True})
+    assert adapter_paths(settings.lora.lora_paths) == [("x", "/a", False), ("y", "/b", False)]
+
+
 @pytest.mark.parametrize("given", ['{"lora_name": "x"}', "[3]", "[", '{"x"'])
 def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
     with pytest.raises(SettingsError, match=r"--lora-paths: .* is not NAME=PATH"):

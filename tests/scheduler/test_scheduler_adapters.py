@@ -49,6 +49,18 @@ def test_rows_get_the_slot_in_which_their_adapter_stands() -> None:
     assert bench.executor.order.count("PlaceAdapter") == 5
 
 
+@pytest.mark.parametrize(("policy", "placed"), [("lru", "abcb"), ("fifo", "abca")])
+def test_which_adapter_leaves_its_slot(policy: str, placed: str) -> None:
+    bench = bench_with("a", "b", "c", max_loras_per_batch=2, lora_eviction_policy=policy)
+    before, stood = dict(bench.executor.placed), ""
+    for handle, name in enumerate("abaca" if policy == "fifo" else "abacb", 1):
+        bench.ask(handle, [handle, 2, 3], max_new_tokens=2, adapter=name)
+        bench.run()
+        if bench.executor.placed != before:
+            before, stood = dict(bench.executor.placed), stood + name
+    assert stood == placed
+
+
 def test_a_request_without_a_slot_lets_others_pass() -> None:
     bench = bench_with("a", "b", max_loras_per_batch=1)
     bench.ask(1, [1, 2], max_new_tokens=20, adapter="a")

@@ -41,7 +41,7 @@ def test_a_cut_prompt_is_counted_as_it_was_used() -> None:
 
 def test_retractions_are_told_with_the_first_token_after_them() -> None:
     bench = Bench(FakeExecutor(rows=1, pages=64), schedule_policy="priority")
-    told: list[dict[int, int]] = []
+    told: list[dict[int, tuple[int, str]]] = []
     pass_on = bench.out.tokens
 
     def listen(message: Open | StepOutput) -> None:
@@ -56,4 +56,4 @@ def test_retractions_are_told_with_the_first_token_after_them() -> None:
         bench.turn(5)
         bench.ask(handle, [handle, *PROMPT], max_new_tokens=2, priority=50)
     bench.run()
-    assert told == [{1: 1}, {1: 2}] and bench.out.retractions == {1: 2, 2: 0, 3: 0}
+    assert told == [{1: (1, "default")}, {1: (2, "default")}] and bench.out.retractions == {1: 2, 2: 0, 3: 0}

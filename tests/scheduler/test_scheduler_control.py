@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bough.core.control import CopyPagesIn, CopyPagesOut, Sleep, SwapWeights, Wake
 from bough.core.finish import FinishAbort, FinishLength
-from bough.messages.outputs import Reply
+from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import (
     Abort,
     Control,
@@ -103,10 +103,19 @@ def test_a_paused_engine_swaps_at_once(mode: PauseMode) -> None:
     bench.turn(2)
     # Requests that are paused in place read their pages again.
     assert [reply_to(bench, call).ok for call in (6, 7)] == [mode == "retract", True]  # type: ignore[union-attr]
+    assert ('"flush_cache": false' in reply_to(bench, 6).message) == (mode == "in_place")  # type: ignore[union-attr]
     assert reply_to(bench, 7).data == {"num_paused_requests": 1}  # type: ignore[union-attr]
+    told, pass_on = dict[int, tuple[int, str]](), bench.out.tokens
+
+    def listen(message: Open | StepOutput) -> None:
+        told.update(message.retractions if isinstance(message, StepOutput) else {})
+        pass_on(message)
+
+    bench.out.tokens = listen  # type: ignore[method-assign]
     bench.submit(Resume(8))
     bench.run()
     assert bench.out.ended[1] == FinishLength(12)
+    assert told == ({1: (1, "x")} if mode == "retract" else {}), "other weights compute the rest"
 
 
 def test_memory_is_released_only_while_nothing_runs() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -207,12 +208,14 @@ def intake(**changes: Any) -> Intake:
 
 
 IDS, SHOWN = laid([1, *[0] * 4, 2], image(1, 4, 1))
+VECTORS = MediaPrompt(tuple(msgspec.structs.replace(item, kind="embeds") for item in SHOWN.items))
 
 
 @pytest.mark.parametrize(
     ("ids", "media", "changes", "words"),
     [
         (IDS, SHOWN, {"media": None}, "reads text alone"),
+        (IDS, VECTORS, {"media": None}, "^input_embeds need --attention-backend torch"),
         (IDS, None, {}, "has 4 places for media, and its items take 0"),
         ([1, 2, 3, 4, 5, 6], SHOWN, {}, "has 0 places for media, and its items take 4"),
         (IDS[1:], SHOWN, {}, "or stand elsewhere"),

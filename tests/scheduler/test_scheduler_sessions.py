@@ -187,6 +187,22 @@ def test_a_session_that_is_not_used_expires_unless_it_runs() -> None:
     assert len(bench.scheduler._sessions) == 0
 
 
+def test_a_session_expires_while_the_engine_rests() -> None:
+    bench = opened(timeout_s=10.0)
+    ask(bench, 1, [1, 2, 3])
+    assert bench.inbox.waits[-1] == 10.0, "it sleeps no longer than until then"
+    bench.now += 11.0
+    bench.submit(ChangeSession(2, "s", open=False), ChangeSession(3, "s", timeout_s=10.0))
+    bench.turn()
+    assert [reply.ok for reply in bench.out.replies[-2:]] == [False, True]
+    ask(bench, 2, [1, 2, 3])
+    bench.now += 11.0
+    ask(bench, 3, [4], rid="r2")
+    assert "has expired" in refusal(bench, 3) and pinned(bench) == 0
+    bench.run()
+    assert bench.inbox.waits[-1] is None
+
+
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = opened()
     ask(bench, 1, [1, 2, 3])

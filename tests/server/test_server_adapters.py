@@ -34,6 +34,10 @@ def served(use: Callable[[httpx.AsyncClient, NativeEngine], Awaitable[None]], **
         ("/v1/completions", {"prompt": "a", "model": "sql"}, "sql"),
         ("/v1/completions", {"prompt": "a", "model": "tiny:sql"}, "sql"),
         ("/v1/completions", {"prompt": "a", "model": "tiny"}, ""),
+        ("/v1/completions", {"prompt": "a", "model": "default"}, ""),
+        ("/v1/completions", {"prompt": "a", "model": "default:sql"}, "sql"),
+        ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [1], "model": "sql"}, "sql"),
+        ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [1], "model": "default"}, ""),
         ("/v1/completions", {"prompt": "a"}, ""),
         ("/v1/completions", {"prompt": "a", "model": "tiny", "lora_path": "sql"}, "sql"),
         ("/v1/chat/completions", {**CHAT, "model": "tiny:sql"}, "sql"),
@@ -42,8 +46,10 @@ def served(use: Callable[[httpx.AsyncClient, NativeEngine], Awaitable[None]], **
 )
 def test_requests_choose_an_adapter(path: str, body: dict[str, Any], adapter: str) -> None:
     async def use(http: httpx.AsyncClient, engine: NativeEngine) -> None:
-        assert (await http.post(path, json=body)).status_code == 200
-        assert engine.requests[-1].adapter == adapter
+        reply = await http.post(path, json=body)
+        assert reply.status_code == 200 and engine.requests[-1].adapter == adapter
+        named = body["model"] if adapter and body.get("model", "tiny") != "tiny" else "tiny"
+        assert reply.json().get("model", named) == named, "an answer names what was asked for"
 
     served(use, enable_lora=True)
 

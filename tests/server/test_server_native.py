@@ -696,6 +696,8 @@ def test_weights_and_memory_are_commands_for_the_engine() -> None:
                 for path in ("/release_memory_occupation", "/resume_memory_occupation"):
                     assert (await http.post(path, json={"tags": tags})).json() == {"success": True, "message": "done"}
             commands = [c for c in engine.commands if isinstance(c, Control)]
+            for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+                assert (await http.get(path)).json() == {"success": True, "message": "done"}
             update, other, *memory = commands
             assert update.command == SwapWeights("/new", "safetensors")
             assert (update.wait, update.flush_cache, update.abort_all) == (True, True, False)

@@ -84,7 +84,11 @@ def archived() -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("content", [pickle.dumps([("a", [1.0])]), archived()], ids=["pickle", "torch.save"])
+@pytest.mark.parametrize(
+    "content",
+    [pickle.dumps([("a", [1.0])]), pickle.dumps([("a", [1.0])], protocol=0), archived()],
+    ids=["pickle", "oldest pickle", "torch.save"],
+)
 def test_pickles_are_refused_with_what_to_send(content: bytes) -> None:
     async def go(engine: Reading, http: httpx.AsyncClient) -> None:
         as_json = await http.post(PATH, json={"serialized_named_tensors": [base64.b64encode(content).decode()]})
@@ -118,7 +122,8 @@ def test_files_of_shared_memory_are_named(tmp_path: Path) -> None:
         reply = await http.post("/update_weights_from_ipc", json={"files": [str(tmp_path / "one")]})
         assert reply.status_code == 200 and set(engine.taken[0]) == {"a", "b"}
         for wrong in ({}, {"files": []}, {"zmq_handles": {"gpu": "ipc://x"}}):
-            assert (await http.post("/update_weights_from_ipc", json=wrong)).status_code == 400
+            refused = await http.post("/update_weights_from_ipc", json=wrong)
+            assert refused.status_code == 400 and "bough.rl.shared_tensors" in refused.json()["error"]["message"]
 
     served(go)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,8 +90,17 @@ def test_hidden_states_of_a_prompt_alone_of_some_in_a_batch_and_at_the_end_of_a_
     compare(reference, PROMPTS[2], last)
 
 
+def test_scores_for_callers_with_a_loop_of_their_own(engine: Engine) -> None:
+    asked = [1, 2], [[3], [4, 5]], [6, 7]
+    np.testing.assert_allclose(asyncio.run(engine.async_score(*asked)), engine.score(*asked), rtol=1e-5)
+    with pytest.raises(RequestError, match="tokenizer"):
+        asyncio.run(engine.async_rerank("a", ["b"]))
+
+
 def test_a_session_goes_on_behind_its_requests(engine: Engine, reference: Any) -> None:
-    session = engine.open_session(1000)
+    with pytest.raises(RequestError, match="streaming"):
+        engine.open_session(1000, streaming=True)
+    session = engine.open_session(1000, streaming=False, timeout=None)
     first = engine.generate(input_ids=PROMPTS[0], sampling_params=GREEDY, session_params={"id": session})
     params = {"id": session, "rid": first["meta_info"]["id"]}
     engine.generate(input_ids=[[token] * 30 for token in range(100)], sampling_params=GREEDY)

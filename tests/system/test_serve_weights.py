@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from bough import Engine
 from bough.core.errors import RequestError
-from bough.rl import TrainerGroup
+from bough.rl import TrainerGroup, shared_tensors
 from tests.fakes.checkpoints import write_checkpoint
 from tests.system.serving import PATIENCE_S, TINY, load_of, running, until
 
@@ -225,6 +225,16 @@ def test_an_engine_takes_a_trainers_tensors(checkpoints: dict[str, Path], second
         assert success and paused == 0, message
         output = engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
         assert answer_of(output) == second_tokens and output["meta_info"]["weight_version"] == "2"
+        with shared_tensors(theirs) as path:
+            assert engine.update_weights_from_ipc([path]).success
+        assert engine.update_weight_version("named").success
+        assert engine.get_model_info()["weight_version"] == "named"
+        with pytest.raises(RequestError, match="mode must be one of abort"):
+            engine.pause_generation("stop")  # type: ignore[arg-type]
+        engine.pause_generation("retract")
+        assert engine.get_server_info()["internal_states"][0]["paused"]
+        engine.continue_generation()
+        assert not engine.get_server_info()["internal_states"][0]["paused"]
         ours = load_file(checkpoints["first"] / "model.safetensors")
         with TrainerGroup(lambda name, fields: getattr(engine, name)(**fields)) as group:
             assert not group.update(wide).success

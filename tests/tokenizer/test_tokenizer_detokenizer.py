@@ -188,8 +188,9 @@ def test_a_stop_that_half_a_character_completes_counts() -> None:
 def test_retractions_are_known_when_a_stop_string_ends_the_stream() -> None:
     detokenizer, outlet = start(stop=["b"])
     detokenizer.handle(step(ord("a")))
-    detokenizer.handle(step(ord("b"), retractions={1: 3, 99: 1}))
+    detokenizer.handle(step(ord("b"), retractions={1: (3, "new"), 99: (1, "")}))
     assert outlet.items[-1].finish == FinishStop("b") and outlet.items[-1].retractions == 3
+    assert outlet.items[-1].weight_version == "new"
 
 
 def test_shutdown_ends_the_loop() -> None:

@@ -52,9 +52,9 @@ SETTINGS = {f.name: f for _, f in all_fields()}
 
 def control_routes(context: ServerContext) -> list[Endpoint]:
     client = context.client
-    memory: dict[str, Any] = {"body": schemas.MemoryBody, "access": "admin_only"}
     counts: dict[str, Any] = {"answer": schemas.ExpertCounts}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
+    memory: dict[str, Any] = {"body": schemas.MemoryBody, "access": "admin_only", **get_or_post}
     methods = ("GET", "PUT", "DELETE")
     storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
     settings: dict[str, Any] = {"body": schemas.SettingsBody, "answer": schemas.SettingsOutcome}

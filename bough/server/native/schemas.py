@@ -302,7 +302,8 @@ class TensorBody(UpdateBody):
 class IpcBody(UpdateBody):
     """Files of the engine's user, such as in /dev/shm: safetensors, or handles of CUDA tensors."""
 
-    files: Annotated[list[str], Meta(min_length=1)]
+    files: list[str] = []
+    zmq_handles: Any = None  # SGLang's, which are refused with what to send
 
 
 class NamedGroup(msgspec.Struct, forbid_unknown_fields=True):

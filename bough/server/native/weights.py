@@ -30,7 +30,6 @@ T = TypeVar("T")
 OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
 SAFE = "send safetensors (safetensors.torch.save, bough.rl.json_body)"
 OTHER_WAYS = "Use /update_weights_from_ipc or _from_disk, send fewer tensors at a time, or raise it."
-PICKLES = (b"\x80", b"PK")  # how pickles and torch.save's archives begin
 FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
 FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
 FROM_GROUP = "Receive tensors that the trainer of a group sends"
@@ -63,9 +62,15 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         message = f"The weights are version {body.new_version}."
         return Reply(0, reply.ok, reply.message, {"success": True, "message": message, "new_version": body.new_version})
 
+    def in_files(body: schemas.IpcBody) -> control.TakeTensors:
+        if not body.files or body.zmq_handles is not None:
+            text = "Give the paths of files (bough.rl.shared_tensors makes one, also of CUDA tensors), no zmq_handles."
+            raise RequestError(text, field="files")
+        return control.TakeTensors(tuple(body.files))
+
     return [
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
-        update("ipc", FROM_IPC, schemas.IpcBody, lambda b: control.TakeTensors(tuple(b.files))),
+        update("ipc", FROM_IPC, schemas.IpcBody, in_files),
         update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
         group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
         group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
@@ -108,8 +113,8 @@ async def update_from_tensor(context: ServerContext, request: Request) -> Respon
     with contextlib.ExitStack() as files:
         paths = []
         for part in parts:
-            if part.startswith(PICKLES) and part[8:9] != b"{":
-                raise RequestError(f"Pickled tensors can run code and are never read; {SAFE}.")
+            if part[8:9] != b"{":  # behind its length, the header
+                raise RequestError(f"Not safetensors. Pickled tensors can run code and are never read; {SAFE}.")
             paths.append(files.enter_context(shared_file(len(part))))
             Path(paths[-1]).write_bytes(part)
         return await update_weights(context, request, control.TakeTensors(tuple(paths)), body)

@@ -174,7 +174,7 @@ class ChatWriter(AnswerWriter):
 
 
 async def chat(context: ServerContext, request: Request, body: ChatRequest) -> Response:
-    identity = Identity.make("chatcmpl-", body.rid, context.model.name, body.resume)
+    identity = Identity.make("chatcmpl-", body.rid, context.shown_name(body.model), body.resume)
     requests.use_openai_names(
         body,
         input_ids="input_ids" if body.input_ids is not None else "messages",

@@ -126,7 +126,7 @@ class CompletionWriter(writing.AnswerWriter):
 
 
 async def complete(context: ServerContext, request: Request, body: CompletionRequest) -> Response:
-    identity = Identity.make("cmpl-", body.rid, context.model.name, body.resume)
+    identity = Identity.make("cmpl-", body.rid, context.shown_name(body.model), body.resume)
     requests.use_openai_names(body, top_logprobs_num="logprobs")
     inputs = await context.read_inputs(**read_completion(body, identity))
     writer = CompletionWriter(body, identity, writing.TokenSpeller(context.tokenizer), _echoes(context, body, inputs))

@@ -370,7 +370,7 @@ class Responses:
         for name in ("background", "store"):
             if getattr(body, name) and self._store is None:
                 raise RequestError(f"{name}: {SEVERAL_PROCESSES}", field=name)
-        identity = requests.Identity.make("resp_", body.rid, self._context.model.name)
+        identity = requests.Identity.make("resp_", body.rid, self._context.shown_name(body.model))
         given = read_response_request(body, identity, self._context.model.context_length)
         names = {"input_ids": "input", "messages": "input", "max_new_tokens": "max_output_tokens"}
         names |= {name: "text.format" for name in text_format(body) if name in GRAMMAR_FIELDS}

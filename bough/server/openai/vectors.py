@@ -102,7 +102,7 @@ def vector_routes(context: ServerContext) -> list[Endpoint]:
 class VectorRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._vectors = Vectors(context.client, context.read_inputs, context.tokenizer, context.model.limits)
-        self._model = context.model.name
+        self._named, self._adapter_of = context.shown_name, context.adapter_of
 
     async def embed(self, request: Request, body: TextsRequest) -> Response:
         if self._vectors.labels:
@@ -113,7 +113,8 @@ class VectorRoutes:
             vector = answer.vector.tolist() if listed else base64.b64encode(raw).decode()
             return Embedding(index=answer.index, embedding=vector)
 
-        return await self._written(await self._texts(request, body), lambda items: {"data": list(map(shown, items))})
+        answers = await self._texts(request, body)
+        return await self._written(body, answers, lambda items: {"data": list(map(shown, items))})
 
     async def classify(self, request: Request, body: TextsRequest) -> Response:
         labels = self._vectors.labels
@@ -126,10 +127,10 @@ class VectorRoutes:
             label = {"label": labels[int(scores.argmax())], "probs": shares, "num_classes": len(labels)}
             return {"index": answer.index, **label}
 
-        identity = Identity.make("classify-", body.rid, self._model)
+        identity = Identity.make("classify-", body.rid, self._named(body.model))
         common = {"id": identity.id, "created": identity.created}
         answers = await self._texts(request, body)
-        return await self._written(answers, lambda items: {**common, "data": list(map(shown, items))})
+        return await self._written(body, answers, lambda items: {**common, "data": list(map(shown, items))})
 
     async def rerank(self, request: Request, body: RerankRequest) -> Response:
         texts = [each if isinstance(each, str) else str(each.get("text") or "") for each in body.documents]
@@ -139,23 +140,24 @@ class VectorRoutes:
             raise RequestError(f"top_n must be at least 1, got {body.top_n}.", field="top_n")
         _check_pairs(body.query, texts, "documents")
         set_field_names({"input_ids": "documents"})
-        ranking = self._vectors.rerank(body.query, texts, body.instruct)
+        ranking = self._vectors.rerank(body.query, texts, body.instruct, lora_path=self._adapter_of(body.model))
         scores, answers = await while_connected(request, ranking)
         results = [
             {"index": i, "relevance_score": float(scores[i])}
             | ({"document": {"text": texts[i]}} if body.return_documents else {})
             for i in np.argsort(-scores, kind="stable").tolist()[: body.top_n]
         ]
-        common = {"id": Identity.make("rerank-", None, self._model).id, "results": results}
-        return await self._written(answers, lambda items: common)
+        common = {"id": Identity.make("rerank-", None, self._named(body.model)).id, "results": results}
+        return await self._written(body, answers, lambda items: common)
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
         set_field_names({"token_ids_logprob": "label_token_ids", "input_ids": "items"})
         _check_pairs(body.query, body.items, "items")
-        options = {"apply_softmax": body.apply_softmax, "item_first": body.item_first}
+        options: dict[str, Any] = {"apply_softmax": body.apply_softmax, "item_first": body.item_first}
+        options["lora_path"] = self._adapter_of(body.model)
         scoring = self._vectors.score(body.query, body.items, body.label_token_ids, **options)
         scores, answers = await while_connected(request, scoring)
-        return await self._written(answers, lambda items: {"object": "scoring", "scores": scores.tolist()})
+        return await self._written(body, answers, lambda items: {"object": "scoring", "scores": scores.tolist()})
 
     async def encode(self, request: Request, body: EncodeBody) -> Response:
         if (body.text is None) == (body.input_ids is None):
@@ -169,9 +171,9 @@ class VectorRoutes:
         given = {**text_or_ids(body.input, "input"), "rid": body.rid, "priority": body.priority}
         return await while_connected(request, self._vectors.encode(dimensions=body.dimensions, **given))
 
-    async def _written(self, answers: list[RequestOutput], show: Callable[[list[RequestOutput]], Any]) -> Response:
+    async def _written(self, body: Any, answers: list[RequestOutput], show: Callable[[list[Any]], Any]) -> Response:
         """Millions of numbers take seconds to write: in a thread."""
-        common = {"object": "list", "model": self._model, "usage": usage_of(answers)}
+        common = {"object": "list", "model": self._named(body.model), "usage": usage_of(answers)}
         size = sum(answer.vector.size for answer in answers)
         return Response(await offload(size, lambda: encode_json(common | show(answers))), media_type="application/json")
 

@@ -97,11 +97,8 @@ class ServerContext:
 
     async def read_inputs(self, *, model: str | None = None, overlong: Overlong = "cut", **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
-        there are adapters, a `model` may be one: by its own name, or behind that of the model and a colon.
-        """
-        own = self.model.name
-        if self.settings.lora.enable_lora and model and model != own and not given.get("lora_path"):
-            given["lora_path"] = model.removeprefix(f"{own}:")
+        there are adapters, a `model` may be one."""
+        given["lora_path"] = given.get("lora_path") or self.adapter_of(model)
         self._check_tables(given)
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])

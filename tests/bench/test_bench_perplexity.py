@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bough.bench import perplexity
-from bough.bench.perplexity import Quality, Sample, as_text, best_tokens_agree, common_beginnings
 from bough.core.errors import SettingsError
+from tests.bench import perplexity
+from tests.bench.perplexity import Quality, Sample, as_text, best_tokens_agree, common_beginnings
 
 
 class CountingEngine:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bough.bench.perplexity import measure, read_text
 from bough.loader.config import read_config
 from bough.loader.gguf_config import read_gguf_config
 from bough.loader.load import open_source
 from bough.loader.locate import locate
+from tests.bench.perplexity import measure, read_text
 from tests.fakes.quantised import write_quantised
 
 pytestmark = pytest.mark.gpu

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bough.bench.perplexity import REFERENCE, measure, read_text
 from bough.loader.config import read_config
 from bough.loader.gguf_config import read_gguf_config
 from bough.loader.load import open_source
 from bough.loader.locate import locate
 from bough.native.library import load_library
+from tests.bench.perplexity import REFERENCE, measure, read_text
 from tests.fakes.quantised import FORMATS, write_quantised
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")

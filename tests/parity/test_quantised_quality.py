@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bough.bench.perplexity import REFERENCE, Quality, Sample, measure, read_text
 from bough.native.library import load_library
+from tests.bench.perplexity import REFERENCE, Quality, Sample, measure, read_text
 from tests.parity.golden import Golden
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled")

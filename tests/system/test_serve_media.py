@@ -123,7 +123,7 @@ def test_openai(served: Served, client: openai.OpenAI) -> None:
     assert again.choices[0].message.content == text
     assert again.usage.prompt_tokens_details.cached_tokens == len(ids) - 1
     streamed = list(ask(client, PNG, JPEG, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == text and len(streamed) > NEW // 2
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == text
     response = client.responses.create(
         model="any",
         temperature=0,

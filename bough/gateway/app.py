@@ -68,8 +68,8 @@ class GatewayApp:
             self._gateway.clients.count(client, time.monotonic())
             body = await held.read(scope, receive)
             peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, scope["headers"])
-            missing = None if body or path not in JSON_PATHS or scope["method"] == "GET" else "it is empty"
-            not_json = peeked.not_json or missing
+            sends = scope["method"] in ("POST", "PUT") and (path in JSON_PATHS or not path.startswith("/v1/"))
+            not_json = peeked.not_json or ("it is empty" if sends and not body else None)
             if not_json is not None and takes_json(path, scope["headers"]):
                 raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)

@@ -91,9 +91,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     started: list[Started] = []
     ended: list[Ended] = []
     logprobs: dict[int, LogprobRun] = {}  # by handle
-    retractions: dict[
-        int, tuple[int, str]
-    ] = {}  # by handle, with the weights' version: of requests that go on after one
+    retractions: dict[int, tuple[int, str]] = {}  # by handle, with the weights' version: of requests that go on after
     drafts: dict[int, DraftCounts] = {}  # so far, by handle: of requests that a text may end
     states: dict[int, HiddenStates] = {}  # by handle
 

@@ -102,7 +102,7 @@ def test_between_hosts_only_holders_of_the_key_hear_what_is_sent() -> None:
 def test_every_output_form_survives_the_wire() -> None:
     run = LogprobRun(b"\0" * 4, b"\0" * 4, 0, b"", b"", b"")
     endings = [Ended(1, FinishStop(3), 0), Ended(2, FinishStop("x"), 1), Ended(3, FinishAbort("no", 500), 0)]
-    step = StepOutput(b"12345678", b"1234", b"", [Started(1, 9, 2, 0.5, run)], endings, {1: run}, {2: 1})
+    step = StepOutput(b"12345678", b"1234", b"", [Started(1, 9, 2, 0.5, run)], endings, {1: run}, {2: (1, "v2")})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=ToDetokenizer) == step
     deltas = Deltas([Delta(1, "a", b"", None, [run], FinishLength(2), 1)])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=ToClient) == deltas

@@ -62,7 +62,7 @@ def test_the_readmes_of_the_packages_have_no_links_to_files() -> None:
     project: dict[str, Any] = {}
     hook().ReadmeHook(str(ROOT), {}).update(project)
     text = project["readme"]["text"]
-    assert "Figures (docs/performance.md)" in text and " (docs/models.md" in text and "(docs/docs" not in text
+    assert "(docs/performance.md)" in text and " (docs/models.md" in text and "(docs/docs" not in text
     assert len(text) > 10_000 and not LEADS_NOWHERE.search(text)
     assert not LEADS_NOWHERE.search((ROOT / "clients" / "typescript" / "README.md").read_text())
 

@@ -277,7 +277,7 @@ class SchedulerSettings:
         False, "requests may ask for the hidden states of their tokens (return_hidden_states)"
     )
     enable_return_routed_experts: bool = setting(
-        False, "requests may ask which experts their tokens have passed (return_routed_experts); on CPUs, with torch"
+        False, "requests may ask for the experts of their tokens (return_routed_experts); on CPUs through torch"
     )
     disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
     decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)

@@ -92,7 +92,7 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
     unfit = unfit or settings.parallel.replica_ranks > 1
     unfit = unfit or settings.model.quantization not in ("auto", "none", *FOR_FLOATS)
     if config.speech is not None and unfit:
-        raise SettingsError("Models that hear run on one rank, without drafts, adapters and --quantization fp8.")
+        raise SettingsError("Speech models run on one rank, without drafts, adapters and --quantization fp8.")
     if config.media is not None and not _has_encoder(config, config.media, settings):
         config = replace(config, media=None)
     if runs_transformers(config):

@@ -263,10 +263,10 @@ class Family:
         most = getattr(prepare, "chunk_length", 30)  # seconds; Gemma's extractor would cut off what is behind them
         seen_whole = getattr(self.config.get_text_config(), "use_bidirectional_attention", None)
         if self.config.audio_config is None or seen_whole:  # tokens of sound would see each other both ways, too
-            raise RequestError("This checkpoint of the model hears nothing; send text or images.")
+            raise RequestError("This checkpoint has no audio encoder; send text or images.")
         samples = decode_audio(task.content, self._limits, rate)
         if not 0 < len(samples) <= most * rate:
-            raise RequestError(f"This model hears at most {most} s of sound at a time; cut the recording.")
+            raise RequestError(f"This model takes at most {most} s of audio at a time; cut the recording.")
         if self.type == "gemma4":
             arrays = dict(prepare([samples], return_tensors="np"))
             return arrays, self._processor.replace_audio_token(arrays, 0), None, 1.0

@@ -358,7 +358,7 @@ def test_a_checkpoint_without_ears_says_so(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "gemma4")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "audio_config": None}))
-    with pytest.raises(RequestError, match="hears nothing"):
+    with pytest.raises(RequestError, match="no audio encoder"):
         prepare(worker_of(tmp_path), tmp_path, [b"RIFF"], "audio")
 
 

@@ -93,7 +93,9 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
 
     async def answer(request: Request, translate: bool = False) -> Response:
         if speech is None:
-            raise RequestError(f"{name} does not hear; serve a Whisper model, such as whisper-tiny.en.", field="model")
+            raise RequestError(
+                f"{name} does not transcribe audio; serve a Whisper model, such as whisper-tiny.en.", field="model"
+            )
         if translate and speech.english_only:
             raise RequestError(f"{name} knows English only: it cannot translate; serve another Whisper.", field="model")
         form = read_form(request.headers.get("content-type", ""), await read_bytes(request))

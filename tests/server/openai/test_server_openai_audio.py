@@ -250,7 +250,7 @@ def test_models_are_asked_for_what_they_can() -> None:
             await client.chat.completions.create(messages=[{"role": "user", "content": "a"}], model="tiny")
 
     async def reads(client: openai.AsyncOpenAI) -> None:
-        with pytest.raises(openai.BadRequestError, match="does not hear"):
+        with pytest.raises(openai.BadRequestError, match="does not transcribe"):
             await client.audio.transcriptions.create(file=("a.wav", wav(1)), model="tiny")
 
     served(HearingEngine(hello), hears)

@@ -260,7 +260,8 @@ CASES: dict[str, Case] = {
     ),
     "olmoe": Case({"num_experts": 5, "num_experts_per_tok": 2}),
     "granitemoe": Case({**MULTIPLIERS, "num_local_experts": 5}),
-    "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}),
+    # Rounding decides between experts with nearly equal scores: in bfloat16 transformers is off by 0.04 to 0.33, too.
+    "phimoe": Case({"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}, rounding=0.3),
     "phimoe-near": Case({"num_local_experts": 5, "router_jitter_noise": 0.4, "sliding_window": 9}, model_type="phimoe"),
     "hunyuan_v1_moe": Case({"head_dim": 16, "num_experts": 5, "moe_topk": 2}),
     "ernie4_5_moe": Case(
@@ -514,12 +515,8 @@ def test_sizes_that_do_not_divide_recurrent_layers_are_refused(tmp_path: Path, n
 def test_bfloat16_stays_near(model: Model) -> None:
     tokens = prompt(50, seed=2)
     truth = model.logits(tokens)
-    found = in_chunks(forward(model, torch.bfloat16), tokens, (13, 14, 33, 48, 49)).float()
-    if model.config.moe is None:
-        assert (found - truth).norm() / truth.norm() < model.rounding
-        return
-    # Rounding decides between experts whose scores are nearly equal; how many rows that moves depends on the CPU.
-    assert ((found - truth).norm(dim=1) / truth.norm(dim=1)).median() < model.rounding
+    found = in_chunks(forward(model, torch.bfloat16), tokens, (13, 14, 33, 48, 49))
+    assert (found.float() - truth).norm() / truth.norm() < model.rounding
 
 
 @pytest.mark.long

@@ -172,7 +172,7 @@ def test_the_others_go_on_while_a_mask_is_worked_out(monkeypatch: pytest.MonkeyP
 
 
 def test_the_others_go_on_while_the_first_mask_of_a_grammar_is_worked_out() -> None:
-    """Nobody knows yet how long that takes. Later requests with the grammar do without a thread."""
+    """How long it takes is unknown. Later requests with the grammar need no thread."""
     go_on = threading.Event()
 
     class Waiting(FakeMatcher):

@@ -416,6 +416,10 @@ class Unchanged(TorchDispatchMode):
     """Refuses what changes a tensor, also where no function of torch announces it (`Tensor.set_`): a tape would not do
     it again with the next step."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # else torch's compiler is imported, which takes seconds
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable:
             raise NotRecordedError(func._schema.name)

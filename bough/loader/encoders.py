@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import linear, pad, rms_norm
 
 from bough.core.errors import ModelError
@@ -178,6 +177,8 @@ def packed_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of each token to all of its item."""
+    from torch.nn.attention.varlen import varlen_attn  # a slow import, which models without images do not need
+
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
     known = [each for each in (max_length_q, max_seqlen) if isinstance(each, int)]
     longest = known[0] if known else longest_of(cu_seq_lens_q)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from bough.core.errors import ModelError
 from bough.core.files import table_beside
+from bough.core.gguf_format import GGMLQuantizationType, LlamaFileType
 from bough.loader.gguf_file import GgufArray, GgufFile
 from bough.models.registry import find_gguf_family
 

@@ -16,10 +16,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
-from gguf.gguf_reader import GGUFReader
 
 from bough.core.errors import ModelError
+from bough.core.gguf_format import (
+    GGML_QUANT_SIZES,
+    GGUF_DEFAULT_ALIGNMENT,
+    GGUF_MAGIC,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+)
 from bough.loader.locate import gguf_parts
 
 READABLE_VERSIONS = (2, 3)

@@ -7,9 +7,9 @@ has the same values.
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from bough.core.errors import ModelError
+from bough.core.gguf_format import GGMLQuantizationType
 from bough.layers.weights import Form, KeptRows
 from bough.loader.formats import bitsandbytes, fp4, integers, scaled
 from bough.loader.formats.base import QuantizedTensor

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from bough.core.errors import ModelError
+from bough.core.gguf_format import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import NATURAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,20 @@ from bough.core.child_environment import settle_garbage
 )
 def test_a_process_begins_with_what_it_needs(modules: str, not_needed: str) -> None:
     code = f"import sys, {modules}; print(sorted(set({not_needed.split()}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_executor_needs_neither_a_compiler_of_graphs_nor_a_converter_of_files(tiny_model: Path) -> None:
+    code = (
+        "import sys\n"
+        "from bough.executor.native_tapes import why_not_recorded\n"
+        "from bough.loader.config import read_config\n"
+        "from bough.loader.locate import locate\n"
+        "import bough.loader.gguf_file\n"
+        f"assert why_not_recorded(read_config(locate({str(tiny_model)!r}))) is None\n"
+        "print(sorted({'torch._dynamo', 'sympy', 'mistral_common'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -13,9 +13,9 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
 
 from bough.core.errors import SettingsError
+from bough.core.gguf_format import GGMLQuantizationType
 from bough.native.library import load_library
 
 GROUP = 32  # inputs of a row that share a scale

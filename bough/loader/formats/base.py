@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from bough.core.errors import ModelError
+from bough.core.gguf_format import GGMLQuantizationType
 from bough.layers.weights import Form, KeptRows
 from bough.loader.source import Index, SafetensorsSource, StoredRows
 

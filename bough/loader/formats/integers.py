@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from gguf.constants import GGMLQuantizationType
 
+from bough.core.gguf_format import GGMLQuantizationType
 from bough.kernels.quant_linear.packed import GROUP
 from bough.kernels.w4_linear.reference import IntegerRows
 from bough.layers.weights import Form, KeptRows

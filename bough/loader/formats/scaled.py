@@ -5,8 +5,8 @@ activations stand beside it and are not used: activations that are quantised get
 """
 
 import torch
-from gguf.constants import GGMLQuantizationType
 
+from bough.core.gguf_format import GGMLQuantizationType
 from bough.kernels.quant_linear.packed import GROUP
 from bough.kernels.quantize_rows.reference import GROUP as KEPT_GROUP
 from bough.kernels.quantize_rows.reference import QuantizedRows

@@ -6,7 +6,9 @@ STAMP := $(VENV)/.installed
 CLIENTS := $(VENV)/clients
 # Tests start many processes; without bytecode files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
-PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check
+# pip would compile 35,000 files to bytecode, of which a tenth are imported; Python compiles those when it first does.
+PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
+PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install $(PIP_FLAGS)
 
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -15,13 +17,11 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 install: $(STAMP)
 
-# torch first and pinned: left to itself, pip would fetch the newest build with its CUDA libraries. Ray without bytecode:
-# pip would compile thousands of files, of which the tests import few, for longer than all its other work on Ray takes.
+# torch first and pinned: left to itself, pip would fetch the newest build with its CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-compile ray
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt torch
+	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
 # Clients of the server whose requirements clash with ours have an environment of their own. Where they cannot be had,

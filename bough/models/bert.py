@@ -26,11 +26,8 @@ class Bert(ModelFamily):
             **ENCODER,
             **layer_norms(config),
             "rope": NO_ROPE,
-            "learned_positions": True,
             "context_length": config.integer("max_position_embeddings") - self.first_position,
             "token_types": config.integer("type_vocab_size"),
-            "mlp": "plain",
-            "mlp_bias": True,
         }
 
     def modules(self, config: ModelConfig) -> Names:

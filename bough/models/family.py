@@ -69,6 +69,7 @@ class ModelFamily:
     neighbours = False  # whether they are neighbours in its checkpoints, not of the halves of what rotates
     block_kind = "PreNormBlock"  # the class of each layer, of `bough.layers`, and what else it is given
     block_options: ClassVar[Mapping[str, Any]] = {}
+    config_fields: ClassVar[Mapping[str, Any]] = {}  # of the `ModelConfig`, which are the same for all its models
     recurrent_kind: str | None = None  # the class of layers that have a state
     further_apart = False  # whether the layer for further tokens stands apart from the others, under `mtp.`
 
@@ -160,7 +161,7 @@ class ModelFamily:
             "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
             "dtype": read_dtype(config),
         }
-        return self.config_type(**common | self.fields(config))
+        return self.config_type(**common | self.config_fields | self.fields(config))
 
     def _activation(self, config: Fields) -> Activation:
         field, known = self.activation_field, self.activations

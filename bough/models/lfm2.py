@@ -24,13 +24,7 @@ class Lfm2(ModelFamily):
             conv_bias=config.boolean("conv_bias"),
             bias=config.boolean("conv_bias"),
         )
-        return {
-            "recurrent": convolution,
-            "intermediate_size": _inner_width(config),
-            "qk_norm": True,
-            "qkv_bias": False,
-            "output_bias": False,
-        }
+        return {"recurrent": convolution, "intermediate_size": _inner_width(config)}
 
     def names(self, config: ModelConfig) -> Names:
         parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]

@@ -52,10 +52,7 @@ class ModernBert(Bert):
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        count, every = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers")
-        sliding = tuple(layer % every != 0 for layer in range(count))
-        if config.values.get("layer_types") is not None:
-            sliding = layers_of_type(config, LAYER_TYPES)
+        every = config.integer("global_attn_every_n_layers")
         return {
             **ENCODER,
             "norm_eps": config.number("norm_eps", 1e-5),
@@ -63,7 +60,7 @@ class ModernBert(Bert):
             "final_norm": True,
             "local_rope": read_local_rope(config),
             "sliding_window": config.integer("local_attention") // 2 + 1,  # of each side, the token itself included
-            "sliding_layers": sliding,
+            "sliding_layers": layers_of_type(config, LAYER_TYPES, usual=lambda layer: layer % every != 0),
         }
 
     def modules(self, config: ModelConfig) -> Names:

@@ -185,11 +185,10 @@ def layer_norms(config: Fields, epsilon: str = "layer_norm_eps") -> dict[str, An
 
 def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
     """The sliding window and the layers it holds for: those that `layer_types` lists, or else those that `slides`."""
-    window, layers = config.optional_integer("sliding_window"), config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window")
     if window is None:
         return {}
-    types = config.values.get("layer_types")
-    sliding = tuple(map(slides, range(layers))) if types is None else layers_of_type(config, LAYER_TYPES)
+    sliding = layers_of_type(config, LAYER_TYPES, usual=slides)
     return {"sliding_window": window, "sliding_layers": sliding} if any(sliding) else {}
 
 
@@ -200,13 +199,17 @@ def rotating_windows(config: Fields, slides: Callable[[int], bool]) -> dict[str,
     return {**windows, "unrotated_layers": tuple(not each for each in sliding)}
 
 
-def layers_of_type(config: Fields, kinds: Mapping[str, bool], field: str = "layer_types") -> tuple[bool, ...]:
-    """Which layers are of those kinds that are true, by a list of all layers' kinds."""
-    types, layers = config.values.get(field), config.integer("num_hidden_layers")
+def layers_of_type(
+    config: Fields, kinds: Mapping[str, bool], usual: Callable[[int], bool] | None = None
+) -> tuple[bool, ...]:
+    """Which layers are of those kinds that are true, by a list of all layers' kinds, or else the `usual` ones."""
+    types, layers = config.values.get("layer_types"), config.integer("num_hidden_layers")
+    if types is None and usual is not None:
+        return tuple(map(usual, range(layers)))
     if not isinstance(types, list) or not set(map(str, types)) <= kinds.keys():
-        raise ModelError(f"{config.where}: {field} may hold {' and '.join(kinds)} only, got {types!r}.")
+        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(kinds)} only, got {types!r}.")
     if len(types) < layers:
-        raise ModelError(f"{config.where}: {field} names {len(types)} of {layers} layers.")
+        raise ModelError(f"{config.where}: layer_types names {len(types)} of {layers} layers.")
     return tuple(kinds[kind] for kind in types[:layers])
 
 

@@ -64,9 +64,8 @@ class GraniteMoeHybrid(Granite):
         position = config.text("position_embedding_type", "nope")
         if position not in ("rope", "nope"):
             raise ModelError(f"{config.where}: position_embedding_type {position!r} is not supported.")
-        count, shared = config.integer("num_hidden_layers"), config.integer("shared_intermediate_size")
-        found = super().fields(config)
-        recurs = (True,) * count if config.values.get("layer_types") is None else layers_of_type(config, KINDS)
+        found, shared = super().fields(config), config.integer("shared_intermediate_size")
+        recurs = layers_of_type(config, KINDS, usual=lambda layer: True)
         found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
         if config.count("num_local_experts"):
             found["moe"] = read_moe(config, **MIXTRAL_SIZES, shared_size=shared)

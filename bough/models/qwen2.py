@@ -4,7 +4,6 @@ result a gate of its own scales."""
 
 from typing import Any
 
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
@@ -16,9 +15,7 @@ class Qwen2(ModelFamily):
         """A window holds only where `use_sliding_window` says so."""
         if not config.boolean("use_sliding_window"):
             return {}
-        first = config.values.get("max_window_layers")
-        if isinstance(first, bool) or not isinstance(first, int):
-            raise ModelError(f"{config.where}: max_window_layers must be a whole number, got {first!r}.")
+        first = config.count("max_window_layers")
         return window_fields(config, lambda layer: layer >= first)
 
 

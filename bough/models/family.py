@@ -158,10 +158,9 @@ class ModelFamily:
             "mlp_bias": config.boolean("mlp_bias"),
             "tied_embeddings": config.boolean("tie_word_embeddings"),
             "eos_token_ids": config.token_ids("eos_token_id"),
-            "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
             "dtype": read_dtype(config),
         }
-        return self.config_type(**common | self.config_fields | self.fields(config))
+        return self.config_type(**{**common, **self.config_fields, **self.fields(config)})
 
     def _activation(self, config: Fields) -> Activation:
         field, known = self.activation_field, self.activations

@@ -6,7 +6,7 @@ windows in two of three layers, no biases. Nomic BERT has rotation, and a gated 
 from typing import Any, ClassVar
 
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import GATED, LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
+from bough.models.family import LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused, fused_qkv
 from bough.models.rope_config import read_local_rope
@@ -15,7 +15,6 @@ ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": T
 
 
 class Bert(ModelFamily):
-    activations = PLAIN
     block_kind = "PostNormBlock"
     prefix = "bert."  # that the names of the model's own modules may have
     first_position = 0  # of their table
@@ -46,6 +45,7 @@ class Roberta(Bert):
 
 
 class ModernBert(Bert):
+    activations = PLAIN
     activation_field = "hidden_activation"
     block_kind = "PreNormBlock"
     prefix = "model."
@@ -73,7 +73,6 @@ class ModernBert(Bert):
 
 
 class NomicBert(Bert):
-    activations = GATED
     prefix = "nomic_bert."
 
     def fields(self, config: Fields) -> dict[str, Any]:

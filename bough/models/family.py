@@ -61,7 +61,7 @@ class ModelFamily:
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
-    activations: Mapping[str, Activation] = GATED
+    activations: Mapping[str, Activation] | None = None  # None: those of its kind of MLP
     partial_rotation = False  # whether a part of each head may rotate
     encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
     whole_items = False  # whether tokens of an image attend to those behind them, too
@@ -152,7 +152,6 @@ class ModelFamily:
             "context_length": trained_context(config, rope),
             "norm_eps": config.number("rms_norm_eps", 1e-6),
             "rope": rope,
-            "activation": self._activation(config),
             "qkv_bias": biased,
             "output_bias": biased,
             "mlp_bias": config.boolean("mlp_bias"),
@@ -160,10 +159,12 @@ class ModelFamily:
             "eos_token_ids": config.token_ids("eos_token_id"),
             "dtype": read_dtype(config),
         }
-        return self.config_type(**{**common, **self.config_fields, **self.fields(config)})
+        found = {**common, **self.config_fields, **self.fields(config)}
+        usual = PLAIN if found.get("mlp") == "plain" else GATED
+        return self.config_type(**{"activation": self._activation(config, usual), **found})
 
-    def _activation(self, config: Fields) -> Activation:
-        field, known = self.activation_field, self.activations
+    def _activation(self, config: Fields, usual: Mapping[str, Activation]) -> Activation:
+        field, known = self.activation_field, self.activations or usual
         name = config.text(field, "silu")
         if name not in known:
             raise ModelError(f"{config.where}: {field} {name!r} is not supported; supported are {', '.join(known)}.")

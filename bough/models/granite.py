@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
-from bough.models.family import MIXTRAL_SIZES, PLAIN, Metadata, ModelFamily, layers_of_type, read_moe
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import GGUF_MODULES, GgufNames, Names, Piece, fused, planes
 
@@ -148,7 +148,6 @@ USUAL = {**GGUF_MODULES["common"], **GGUF_MODULES["recurrent"]}
 
 
 class NemotronH(ModelFamily):
-    activations = PLAIN
     activation_field = "mlp_hidden_act"
     block_kind, recurrent_kind = "SingleBlock", "Mamba2"
     gguf_modules: ClassVar[Mapping[str, str]] = {

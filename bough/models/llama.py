@@ -16,7 +16,7 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import MIXTRAL_SIZES, PLAIN, Metadata, ModelFamily, read_moe, window_fields
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused_experts, nested, projections_apart
 
@@ -55,10 +55,6 @@ def unrotated_layers(config: Fields) -> tuple[bool, ...]:
     if not isinstance(rotates, list) or len(rotates) < count:
         raise ModelError(f"{config.where}: no_rope_layers must list 0 or 1 for each of {count} layers.")
     return tuple(not rotates[layer] for layer in range(count))
-
-
-class PlainMLP(ModelFamily):
-    activations = PLAIN
 
 
 class Ernie45(ModelFamily):

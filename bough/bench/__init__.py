@@ -1,1 +1,1 @@
-"""Measures Bough: load generation, single-batch timing, and the speed of single parts."""
+"""Measures Bough and other servers: data sets, load generation, reports."""

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import require_counts
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 CONCURRENCY = 256  # enough to fill a GPU's batch
@@ -39,8 +40,7 @@ def run(argv: Sequence[str]) -> int:
     settings = given_settings(parsed)
     if parsed.input_file is None or parsed.output_file is None:
         raise SettingsError("Give both files: `bough run-batch -i requests.jsonl -o answers.jsonl`.")
-    if parsed.max_concurrency < 1:
-        raise SettingsError("--max-concurrency must be at least 1.")
+    require_counts(parsed, ("max_concurrency",))
     if parsed.url is not None and given_settings(parsed, environ={}):
         raise SettingsError("--url names a server that runs; its engine flags are its own. Leave them out.")
     requests = read_requests(Path(parsed.input_file))

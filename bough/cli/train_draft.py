@@ -15,6 +15,7 @@ from bough.cli.commands import Parser
 from bough.cli.engines import DEFAULTS, encode_chat, running
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import require_counts
 from bough.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (0.001)")
     add_engine_flags(parser, DEFAULTS)
     args = parser.parse(argv)
-    for name in NUMBERS:
-        if vars(args)[name.replace("-", "_")] < 1:
-            raise SettingsError(f"--{name} must be at least 1.")
+    require_counts(args, (name.replace("-", "_") for name in NUMBERS))
     given = given_settings(args) | ({} if args.trained is None else {"model_path": args.trained})
     settings, kept = Settings.from_flat(given), args.texts is not None and Path(args.texts).exists()
     lines = _lines(args.texts if kept else args.prompts) if kept or args.prompts else _prompts(args.num_texts)

@@ -236,7 +236,6 @@ class ModelConfig:
     speech: SpeechConfig | None = None  # each layer attends to what an encoder has heard, too
     norm_plus_one: bool = False  # the checkpoint stores norm weights minus one
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     dtype: str = "bfloat16"  # what the checkpoint was saved in
     draft: DraftConfig | None = None  # of a model that only makes drafts for another
     media: MediaConfig | None = None  # None: it reads text alone

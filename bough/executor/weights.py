@@ -23,7 +23,7 @@ from bough.loader.locate import ModelFiles, locate
 from bough.loader.source import WeightSource
 
 # What may differ between checkpoints of one model: all else decides shapes or the forward pass.
-FREE_FIELDS = ("context_length", "eos_token_ids", "bos_token_id", "dtype")
+FREE_FIELDS = ("context_length", "eos_token_ids", "dtype")
 
 
 @dataclass(frozen=True, slots=True)

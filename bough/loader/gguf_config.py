@@ -48,7 +48,6 @@ def read_gguf_config(path: Path) -> tuple[dict[str, Any], tuple[float, ...] | No
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": DTYPES.get(meta.get("general.file_type", None), "bfloat16"),
-        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id", None),
         "eos_token_id": _eos_ids(meta),
         "rope_factors": factors,
     }

@@ -6,7 +6,7 @@ windows in two of three layers, no biases. Nomic BERT has rotation, and a gated 
 from typing import Any, ClassVar
 
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import GATED, LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
+from bough.models.family import LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused, fused_qkv
 from bough.models.rope_config import read_local_rope
@@ -15,7 +15,6 @@ ENCODER: dict[str, Any] = {"causal": False, "norm": "layer", "embedding_norm": T
 
 
 class Bert(ModelFamily):
-    activations = PLAIN
     block_kind = "PostNormBlock"
     prefix = "bert."  # that the names of the model's own modules may have
     first_position = 0  # of their table
@@ -26,11 +25,8 @@ class Bert(ModelFamily):
             **ENCODER,
             **layer_norms(config),
             "rope": NO_ROPE,
-            "learned_positions": True,
             "context_length": config.integer("max_position_embeddings") - self.first_position,
             "token_types": config.integer("type_vocab_size"),
-            "mlp": "plain",
-            "mlp_bias": True,
         }
 
     def modules(self, config: ModelConfig) -> Names:
@@ -49,16 +45,14 @@ class Roberta(Bert):
 
 
 class ModernBert(Bert):
+    activations = PLAIN
     activation_field = "hidden_activation"
     block_kind = "PreNormBlock"
     prefix = "model."
     head: ClassVar[Names] = {"head.dense": "score.hidden", "head.norm": "score.norm", "classifier": "score.out"}
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        count, every = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers")
-        sliding = tuple(layer % every != 0 for layer in range(count))
-        if config.values.get("layer_types") is not None:
-            sliding = layers_of_type(config, LAYER_TYPES)
+        every = config.integer("global_attn_every_n_layers")
         return {
             **ENCODER,
             "norm_eps": config.number("norm_eps", 1e-5),
@@ -66,7 +60,7 @@ class ModernBert(Bert):
             "final_norm": True,
             "local_rope": read_local_rope(config),
             "sliding_window": config.integer("local_attention") // 2 + 1,  # of each side, the token itself included
-            "sliding_layers": sliding,
+            "sliding_layers": layers_of_type(config, LAYER_TYPES, usual=lambda layer: layer % every != 0),
         }
 
     def modules(self, config: ModelConfig) -> Names:
@@ -79,7 +73,6 @@ class ModernBert(Bert):
 
 
 class NomicBert(Bert):
-    activations = GATED
     prefix = "nomic_bert."
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -119,9 +119,7 @@ def dense_layers(config: Fields) -> tuple[bool, ...]:
         if not isinstance(types, list) or len(types) < len(layers) or not {*types} <= {"dense", "sparse"}:
             raise ModelError(f"{config.where}: mlp_layer_types must say dense or sparse for each layer, got {types!r}.")
         return tuple(types[layer] == "dense" for layer in layers) if "dense" in types else ()
-    first, step = config.values.get("first_k_dense_replace") or 0, config.integer("moe_layer_freq", 1)
-    if isinstance(first, bool) or not isinstance(first, int):
-        raise ModelError(f"{config.where}: first_k_dense_replace must be a whole number, got {first!r}.")
+    first, step = config.count("first_k_dense_replace", 0), config.integer("moe_layer_freq", 1)
     dense = tuple(layer < first or layer % step != 0 for layer in layers)
     return dense if any(dense) else ()
 

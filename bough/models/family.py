@@ -61,7 +61,7 @@ class ModelFamily:
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
     activation_field = "hidden_act"
-    activations: Mapping[str, Activation] = GATED
+    activations: Mapping[str, Activation] | None = None  # None: those of its kind of MLP
     partial_rotation = False  # whether a part of each head may rotate
     encoder: str | None = None  # Transformers' class that has the encoders of its multi-modal checkpoints
     whole_items = False  # whether tokens of an image attend to those behind them, too
@@ -69,6 +69,7 @@ class ModelFamily:
     neighbours = False  # whether they are neighbours in its checkpoints, not of the halves of what rotates
     block_kind = "PreNormBlock"  # the class of each layer, of `bough.layers`, and what else it is given
     block_options: ClassVar[Mapping[str, Any]] = {}
+    config_fields: ClassVar[Mapping[str, Any]] = {}  # of the `ModelConfig`, which are the same for all its models
     recurrent_kind: str | None = None  # the class of layers that have a state
     further_apart = False  # whether the layer for further tokens stands apart from the others, under `mtp.`
 
@@ -151,19 +152,19 @@ class ModelFamily:
             "context_length": trained_context(config, rope),
             "norm_eps": config.number("rms_norm_eps", 1e-6),
             "rope": rope,
-            "activation": self._activation(config),
             "qkv_bias": biased,
             "output_bias": biased,
             "mlp_bias": config.boolean("mlp_bias"),
             "tied_embeddings": config.boolean("tie_word_embeddings"),
             "eos_token_ids": config.token_ids("eos_token_id"),
-            "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
             "dtype": read_dtype(config),
         }
-        return self.config_type(**common | self.fields(config))
+        found = {**common, **self.config_fields, **self.fields(config)}
+        usual = PLAIN if found.get("mlp") == "plain" else GATED
+        return self.config_type(**{"activation": self._activation(config, usual), **found})
 
-    def _activation(self, config: Fields) -> Activation:
-        field, known = self.activation_field, self.activations
+    def _activation(self, config: Fields, usual: Mapping[str, Activation]) -> Activation:
+        field, known = self.activation_field, self.activations or usual
         name = config.text(field, "silu")
         if name not in known:
             raise ModelError(f"{config.where}: {field} {name!r} is not supported; supported are {', '.join(known)}.")
@@ -184,11 +185,10 @@ def layer_norms(config: Fields, epsilon: str = "layer_norm_eps") -> dict[str, An
 
 def window_fields(config: Fields, slides: Callable[[int], bool]) -> dict[str, Any]:
     """The sliding window and the layers it holds for: those that `layer_types` lists, or else those that `slides`."""
-    window, layers = config.optional_integer("sliding_window"), config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window")
     if window is None:
         return {}
-    types = config.values.get("layer_types")
-    sliding = tuple(map(slides, range(layers))) if types is None else layers_of_type(config, LAYER_TYPES)
+    sliding = layers_of_type(config, LAYER_TYPES, usual=slides)
     return {"sliding_window": window, "sliding_layers": sliding} if any(sliding) else {}
 
 
@@ -199,13 +199,17 @@ def rotating_windows(config: Fields, slides: Callable[[int], bool]) -> dict[str,
     return {**windows, "unrotated_layers": tuple(not each for each in sliding)}
 
 
-def layers_of_type(config: Fields, kinds: Mapping[str, bool], field: str = "layer_types") -> tuple[bool, ...]:
-    """Which layers are of those kinds that are true, by a list of all layers' kinds."""
-    types, layers = config.values.get(field), config.integer("num_hidden_layers")
+def layers_of_type(
+    config: Fields, kinds: Mapping[str, bool], usual: Callable[[int], bool] | None = None
+) -> tuple[bool, ...]:
+    """Which layers are of those kinds that are true, by a list of all layers' kinds, or else the `usual` ones."""
+    types, layers = config.values.get("layer_types"), config.integer("num_hidden_layers")
+    if types is None and usual is not None:
+        return tuple(map(usual, range(layers)))
     if not isinstance(types, list) or not set(map(str, types)) <= kinds.keys():
-        raise ModelError(f"{config.where}: {field} may hold {' and '.join(kinds)} only, got {types!r}.")
+        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(kinds)} only, got {types!r}.")
     if len(types) < layers:
-        raise ModelError(f"{config.where}: {field} names {len(types)} of {layers} layers.")
+        raise ModelError(f"{config.where}: layer_types names {len(types)} of {layers} layers.")
     return tuple(kinds[kind] for kind in types[:layers])
 
 

@@ -79,17 +79,12 @@ class Dots1(ModelFamily):
         return {"moe": corrected_experts(config), "qk_norm": True, **windows}
 
 
-class SolarOpen(ModelFamily):
+class CorrectedExperts(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"moe": corrected_experts(config), "output_bias": False}
+        return {"moe": corrected_experts(config)}
 
 
-class HunYuanDense(ModelFamily):
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"qk_norm": True, "qk_norm_last": True}
-
-
-class HunYuanMoe(HunYuanDense):
+class HunYuanMoe(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         inner = config.integer("intermediate_size")
         moe = MoEConfig(
@@ -98,7 +93,7 @@ class HunYuanMoe(HunYuanDense):
             intermediate_size=inner,
             shared_size=inner,
         )
-        return {**super().fields(config), "moe": moe}
+        return {"moe": moe}
 
 
 def _of_all_layers(config: Fields, name: str) -> int:
@@ -107,8 +102,3 @@ def _of_all_layers(config: Fields, name: str) -> int:
     if len(set(given)) != 1:
         raise ModelError(f"{config.where}: {name} differs between layers, which is not supported.")
     return given[0]
-
-
-class HunYuan3(ModelFamily):
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"moe": corrected_experts(config), "qk_norm": True}

@@ -7,14 +7,13 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
+from bough.models.family import ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused
 
 
 class Gpt2(ModelFamily):
     activation_field = "activation_function"
-    activations = PLAIN
 
     def read_config(self, config: Fields) -> ModelConfig:
         inner = config.optional_integer("n_inner") or 4 * config.integer("n_embd")
@@ -47,7 +46,6 @@ class Gpt2(ModelFamily):
 
 class Opt(ModelFamily):
     activation_field = "activation_function"
-    activations = PLAIN
 
     def fields(self, config: Fields) -> dict[str, Any]:
         width = config.integer("hidden_size")
@@ -72,15 +70,12 @@ class Opt(ModelFamily):
 
 
 class Starcoder2(ModelFamily):
-    activations = PLAIN
-
     def fields(self, config: Fields) -> dict[str, Any]:
         mlp = {"mlp": "plain", "mlp_bias": config.boolean("use_bias")}
         return {**layer_norms(config, "norm_epsilon"), **mlp, **window_fields(config, lambda layer: True)}
 
 
 class Nemotron(ModelFamily):
-    activations = PLAIN
     partial_rotation = pairs_apart = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -24,7 +24,6 @@ class GptNeoXConfig(ModelConfig):
 
 class GptNeoX(ModelFamily):
     config_type = GptNeoXConfig
-    activations = PLAIN
     partial_rotation = pairs_apart = True
     one_norm = False  # of attention and MLP, where they are side by side
 
@@ -50,6 +49,7 @@ class GptNeoX(ModelFamily):
 
 
 class StableLm(GptNeoX):
+    activations = PLAIN
     one_norm = True
 
     def fields(self, config: Fields) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
-from bough.models.family import MIXTRAL_SIZES, PLAIN, Metadata, ModelFamily, layers_of_type, read_moe
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import GGUF_MODULES, GgufNames, Names, Piece, fused, planes
 
@@ -64,9 +64,8 @@ class GraniteMoeHybrid(Granite):
         position = config.text("position_embedding_type", "nope")
         if position not in ("rope", "nope"):
             raise ModelError(f"{config.where}: position_embedding_type {position!r} is not supported.")
-        count, shared = config.integer("num_hidden_layers"), config.integer("shared_intermediate_size")
-        found = super().fields(config)
-        recurs = (True,) * count if config.values.get("layer_types") is None else layers_of_type(config, KINDS)
+        found, shared = super().fields(config), config.integer("shared_intermediate_size")
+        recurs = layers_of_type(config, KINDS, usual=lambda layer: True)
         found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
         if config.count("num_local_experts"):
             found["moe"] = read_moe(config, **MIXTRAL_SIZES, shared_size=shared)
@@ -149,7 +148,6 @@ USUAL = {**GGUF_MODULES["common"], **GGUF_MODULES["recurrent"]}
 
 
 class NemotronH(ModelFamily):
-    activations = PLAIN
     activation_field = "mlp_hidden_act"
     block_kind, recurrent_kind = "SingleBlock", "Mamba2"
     gguf_modules: ClassVar[Mapping[str, str]] = {

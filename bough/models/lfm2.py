@@ -7,30 +7,23 @@ from bough.models.family import ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import Names, fused
 
+KINDS = {"conv": True, "linear_attention": True, "full_attention": False}
+
 
 class Lfm2(ModelFamily):
     recurrent_kind = "ShortConv"
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        count, attends = config.integer("num_hidden_layers"), config.values.get("full_attn_idxs")
-        recurs = tuple(attends is not None and layer not in attends for layer in range(count))
-        if config.values.get("layer_types") is not None:
-            recurs = layers_of_type(config, {"conv": True, "linear_attention": True, "full_attention": False})
+        attends = config.values.get("full_attn_idxs")
         convolution = RecurrentConfig(
-            layers=recurs,
+            layers=layers_of_type(config, KINDS, usual=lambda layer: attends is not None and layer not in attends),
             heads=config.integer("hidden_size"),
             value_dim=1,
             conv_width=config.integer("conv_L_cache"),
             conv_bias=config.boolean("conv_bias"),
             bias=config.boolean("conv_bias"),
         )
-        return {
-            "recurrent": convolution,
-            "intermediate_size": _inner_width(config),
-            "qk_norm": True,
-            "qkv_bias": False,
-            "output_bias": False,
-        }
+        return {"recurrent": convolution, "intermediate_size": _inner_width(config)}
 
     def names(self, config: ModelConfig) -> Names:
         parts = [f"model.layers.*.self_attn.{part}_proj" for part in "bcx"]

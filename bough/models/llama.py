@@ -16,7 +16,7 @@ from typing import Any
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
-from bough.models.family import MIXTRAL_SIZES, PLAIN, Metadata, ModelFamily, layer_norms, read_moe, window_fields
+from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece, fused_experts, nested, projections_apart
 
@@ -57,31 +57,11 @@ def unrotated_layers(config: Fields) -> tuple[bool, ...]:
     return tuple(not rotates[layer] for layer in range(count))
 
 
-class Arcee(ModelFamily):
-    gguf_interleaved = True
-    activations = PLAIN
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"mlp": "plain"}
-
-
-class Jais2(Arcee):
-    gguf_interleaved = False
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {**super().fields(config), **layer_norms(config)}
-
-
 class Ernie45(ModelFamily):
     pairs_apart = neighbours = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
         return {"mlp_bias": config.boolean("use_bias")}
-
-
-class Helium(Ernie45):
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"output_bias": False}
 
 
 class Ernie45Moe(Ernie45):

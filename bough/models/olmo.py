@@ -15,8 +15,6 @@ from bough.models.family import Metadata, ModelFamily, read_moe, rotating_window
 from bough.models.fields import Fields
 from bough.models.rope_config import read_local_rope
 
-AFTER_ONLY, NO_OPTIONS = {"before": False}, dict[str, bool]()
-
 
 class Olmo(ModelFamily):
     gguf_interleaved = True
@@ -28,11 +26,6 @@ class Olmo(ModelFamily):
 
 
 class Olmo2(ModelFamily):
-    block_kind, block_options = "SandwichBlock", AFTER_ONLY
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"qk_norm": True, "qk_norm_whole": True}
-
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp has one name for both."""
         return {"architectures": ["Olmo3ForCausalLM"]} if given["sliding_window"] else {}
@@ -42,7 +35,7 @@ class Olmo3(Olmo2):
     def fields(self, config: Fields) -> dict[str, Any]:
         local = read_local_rope(config.renamed({"rope_theta": "rope_local_base_freq"}))
         windows = window_fields(config, lambda layer: (layer + 1) % 4 != 0)
-        return {**super().fields(config), "local_rope": local, **windows}
+        return {"local_rope": local, **windows}
 
 
 class Olmoe(ModelFamily):
@@ -50,21 +43,16 @@ class Olmoe(ModelFamily):
         if config.optional_number("clip_qkv") is not None:
             raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
         moe = read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))
-        return {"moe": moe, "qk_norm": True, "qk_norm_whole": True}
+        return {"moe": moe}
 
 
 class Exaone4(ModelFamily):
-    block_kind, block_options = "SandwichBlock", AFTER_ONLY
-
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.optional_integer("sliding_window") is None:
-            return {"qk_norm": True}
-        windows = rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern", 4) != 0)
-        return {"qk_norm": True, **windows}
+            return {}
+        return rotating_windows(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern", 4) != 0)
 
 
 class ExaoneMoe(Exaone4):
-    block_kind, block_options = "PreNormBlock", NO_OPTIONS
-
     def fields(self, config: Fields) -> dict[str, Any]:
         return {**super().fields(config), "moe": corrected_experts(config)}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms, window_fields
+from bough.models.family import ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
 from bough.models.mistral import block_sparse_names
 from bough.models.names import GGUF_FUSED_MLP, Names, fused_gate_up, fused_qkv
@@ -17,7 +17,6 @@ from bough.models.rope_config import read_rope
 
 
 class Phi(ModelFamily):
-    activations = PLAIN
     partial_rotation = pairs_apart = True
     block_kind = "ParallelBlock"
     block_options: ClassVar[Mapping[str, Any]] = {"one_norm": True}

@@ -4,7 +4,6 @@ result a gate of its own scales."""
 
 from typing import Any
 
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
@@ -13,17 +12,11 @@ from bough.models.names import Names, Piece
 
 class Qwen2(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"qkv_bias": True, "output_bias": False, **qwen_window(config)}
-
-
-def qwen_window(config: Fields) -> dict[str, Any]:
-    """A window holds only where `use_sliding_window` says so."""
-    if not config.boolean("use_sliding_window"):
-        return {}
-    first = config.values.get("max_window_layers")
-    if isinstance(first, bool) or not isinstance(first, int):
-        raise ModelError(f"{config.where}: max_window_layers must be a whole number, got {first!r}.")
-    return window_fields(config, lambda layer: layer >= first)
+        """A window holds only where `use_sliding_window` says so."""
+        if not config.boolean("use_sliding_window"):
+            return {}
+        first = config.count("max_window_layers")
+        return window_fields(config, lambda layer: layer >= first)
 
 
 class Qwen2Moe(Qwen2):
@@ -59,12 +52,7 @@ def sparse_steps(config: Fields) -> tuple[bool, ...]:
     return dense if any(dense) else ()
 
 
-class Qwen3(ModelFamily):
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"qk_norm": True, **qwen_window(config)}
-
-
-class Qwen3Moe(Qwen3):
+class Qwen3Moe(Qwen2):
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
         return {**super().fields(config), "moe": moe}

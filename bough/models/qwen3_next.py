@@ -47,10 +47,9 @@ class Qwen3Next(ModelFamily):
 
 def net_fields(config: Fields) -> dict[str, Any]:
     """What all of Qwen's models with gated delta nets have."""
-    interval, count = config.integer("full_attention_interval"), config.integer("num_hidden_layers")
-    recurs = tuple((layer + 1) % interval != 0 for layer in range(count))
+    interval = config.integer("full_attention_interval")
     net = RecurrentConfig(
-        layers=recurs if config.values.get("layer_types") is None else layers_of_type(config, KINDS),
+        layers=layers_of_type(config, KINDS, usual=lambda layer: (layer + 1) % interval != 0),
         heads=config.integer("linear_num_value_heads"),
         value_dim=config.integer("linear_value_head_dim"),
         conv_width=config.integer("linear_conv_kernel_dim"),

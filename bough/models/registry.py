@@ -46,7 +46,9 @@ FAMILIES = {  # of this package, by their first model type
 }
 TYPES = {name for model_type, stated in FAMILIES.items() for name in (model_type, *stated.get("also", ()))}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-STATED = ("encoder", "whole_items", "text", "block_kind", "block_options")  # attributes that few families state
+# Attributes that few families state.
+STATED = ("encoder", "whole_items", "text", "block_kind", "block_options", "config_fields", "gguf_interleaved")
+SHARED = ("defaults", "renamed_fields", "names", "config_fields")  # with the family that `like` names
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
@@ -56,7 +58,7 @@ DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
 def _built_in(model_type: str) -> ModelFamily:
     own = FAMILIES[model_type]
     shared = FAMILIES[own["like"]] if "like" in own else {}
-    stated = own | {part: shared.get(part, {}) | own.get(part, {}) for part in ("defaults", "renamed_fields", "names")}
+    stated = own | {part: shared.get(part, {}) | own.get(part, {}) for part in SHARED}
     stated.setdefault("encoder", next((name for name in stated["architectures"] if name.endswith(MULTIMODAL)), None))
     module, _, name = stated["family"].partition(".")
     family: type[ModelFamily] = getattr(importlib.import_module(f"bough.models.{module}"), name)

@@ -93,7 +93,6 @@ class TransformersFamily(ModelFamily):
             attention_softcap=layers[0].softcap,
             attention_sinks=layers[0].sinks,
             eos_token_ids=known.token_ids("eos_token_id"),
-            bos_token_id=next(iter(known.token_ids("bos_token_id")), None),
             dtype=read_dtype(config),
             fields=given,
         )

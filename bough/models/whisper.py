@@ -10,7 +10,7 @@ from bough import layers
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.core.speech import SpeechConfig
-from bough.models.family import PLAIN, ModelFamily, layer_norms
+from bough.models.family import ModelFamily, layer_norms
 from bough.models.fields import Fields
 from bough.models.names import Names, Piece
 
@@ -22,7 +22,6 @@ ENCODER = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_
 
 class Whisper(ModelFamily):
     activation_field = "activation_function"
-    activations = PLAIN
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("scale_embedding"):

@@ -137,22 +137,23 @@ def read_functions(tools: Sequence[Any] | None, *, nested: bool = True) -> list[
     return read
 
 
-def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False, field: str = "tool_choice") -> ToolUse:
+def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False) -> ToolUse:
     """The model's own choice, or, with `must`, its choice among calls."""
     twice = next((name for name, count in Counter(tool.name for tool in tools).items() if count > 1), None)
     if twice is not None:
         raise RequestError(f"tools: there are two tools called {twice!r}.", field="tools")
     if must and not tools:
-        text = f"{field} asks for a call with no tools. Tools cannot be empty if tool choice is set to required."
-        raise RequestError(text, field=field)
+        text = "tool_choice asks for a call with no tools. Tools cannot be empty if tool choice is set to required."
+        raise RequestError(text, field="tool_choice")
     return ToolUse(tuple(tools), must, single)
 
 
-def one_of(tools: Sequence[Tool], name: Any, field: str = "tool_choice") -> ToolUse:
+def one_of(tools: Sequence[Tool], name: Any) -> ToolUse:
     found = [tool for tool in tools if tool.name == name]
     if not found:
         known = ", ".join(tool.name for tool in tools) or "none"
-        raise RequestError(f"{field}: Tool {name!r} not found in tools list. The list has {known}.", field=field)
+        text = f"tool_choice: Tool {name!r} not found in tools list. The list has {known}."
+        raise RequestError(text, field="tool_choice")
     return any_of(found, must=True, single=True)
 
 
@@ -353,9 +354,9 @@ class CallIds:
 
 
 class StreamParser:
-    def __init__(self, form: parsers.AnswerFormat, id_prefix: str = "call_") -> None:
+    def __init__(self, form: parsers.AnswerFormat) -> None:
         self.called = False  # it has made a complete call
-        self.ids = CallIds(id_prefix)
+        self.ids = CallIds()
         self._parser = None if form.plain else parsers.AnswerParser(form)
         self._reasoning: list[str] = []
 

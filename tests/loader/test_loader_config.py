@@ -66,7 +66,6 @@ def test_llama(read: Read) -> None:
         output_bias=True,
         mlp_bias=True,
         eos_token_ids=(2,),
-        bos_token_id=1,
         dtype="float16",
     )
 

@@ -36,7 +36,7 @@ def test_smollm2(smollm2: Path) -> None:
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
     assert (config.vocab_size, config.context_length, config.intermediate_size) == (49152, 8192, 1536)
     assert (config.rope, config.tied_embeddings) == (RopeConfig(theta=100_000.0), True)
-    assert (config.eos_token_ids, config.bos_token_id) == ((2,), 1)
+    assert config.eos_token_ids == (2,)
     assert config.norm_eps == pytest.approx(1e-5)
 
 

@@ -65,10 +65,10 @@ class DecodeWork:
 class WholeRows(DecodeWork):
     """Rows of these lengths [batch] (int32), each of which is one item: for so many rows that they fill the device."""
 
-    cuts = False
+    cuts, window = False, None
 
-    def __init__(self, lengths: torch.Tensor, window: int | None = None) -> None:
-        self.max_batch, self.window = len(lengths), window
+    def __init__(self, lengths: torch.Tensor) -> None:
+        self.max_batch = len(lengths)
         self.first_item = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
         first, one = torch.zeros_like(lengths), torch.ones_like(lengths)
         self.items = torch.stack((self.first_item[:-1], first, lengths, one), dim=1)

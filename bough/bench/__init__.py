@@ -1,1 +1,1 @@
-"""Measures Bough and other servers: data sets, load generation, reports."""
+"""Measures Bough: load generation, single-batch timing, and the speed of single parts."""

@@ -14,7 +14,6 @@ from bough.core.errors import SettingsError
 
 # Benchmarks of single parts: they live beside the tests and run in a checkout only.
 OF_PARTS = {
-    "one-batch": "one batch straight through the executor",
     "perplexity": "what quantised weights cost in quality",
     "lang": "programs, and what the interpreter costs",
     "constrained": "what structured output costs",
@@ -36,11 +35,9 @@ MENU = Menu(
     about="Measures how fast the engine and its parts are.",
     commands={
         "offline": Command("many requests at once through the offline engine", "bough.bench.offline"),
+        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch"),
         "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
-        **{
-            name: Command(f"{about} (in a checkout)", f"tests.bench.{name.replace('-', '_')}")
-            for name, about in OF_PARTS.items()
-        },
+        **{name: Command(f"{about} (in a checkout)", f"tests.bench.{name}") for name, about in OF_PARTS.items()},
     },
     flags={},
 )

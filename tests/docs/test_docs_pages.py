@@ -100,7 +100,7 @@ def test_every_benchmark_is_on_its_page_and_those_of_a_checkout_come_last() -> N
     listed = [name for row in rows for name in re.findall(r"[a-z-]+", row)]
     assert sorted(listed) == sorted(MENU.commands)
     of_checkout = {name for name, command in MENU.commands.items() if command.module.startswith("tests.")}
-    assert set(listed[listed.index("one-batch") :]) == of_checkout
+    assert set(listed[listed.index("online") :]) == of_checkout
 
 
 def test_the_targets_of_make_that_pages_name_exist() -> None:

@@ -219,17 +219,17 @@ def _build_synchronous(
         limits = replace(limits, media=None)
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
+    adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
     if library is not None and recorder is not None:
         deterministic = settings.model.enable_deterministic_inference
         torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
         tapes = NativeTapes(library, loaded.model, recorder, pool, threads, chunk + rows)
-        native = NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights)
+        native = NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights, adapters=adapters)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
-    adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
     attention, to_device, begin = _attention_on(loaded, settings, limits)
     more = (weights, group, check, drafter, adapters, make_encoder(loaded, to_device), to_device)
     torch_executor = TorchExecutor(loaded.model, pool, attention, limits, *more)
@@ -297,8 +297,6 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they do not pass hidden states from stage to stage (--pp-size)"
     if config.media is not None:
         return "they do not take images, which this model reads (--no-enable-multimodal has it read text alone)"
-    if settings.lora.enable_lora:
-        return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:
         return "they do not count how often experts are chosen (--expert-distribution-recorder-mode)"
     if settings.scheduler.enable_return_routed_experts:

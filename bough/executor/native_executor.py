@@ -8,12 +8,14 @@ the same bits for an output that comes back as part of a prompt: then all tokens
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, RowSetup, StepResult, TokenMasks
+from bough.executor.adapters import AdapterStore
 from bough.executor.control import ModelControl
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
@@ -45,6 +47,21 @@ class PromptLengths:
         return layout.positions < lengths
 
 
+class Marks(NamedTuple):
+    """What tokens are: which of them are of prompts, and the slots of their adapters."""
+
+    prompts: BoolArray
+    slots: LongArray
+
+    def at(self, which: slice | LongArray) -> "Marks":
+        return Marks(self.prompts[which], self.slots[which])
+
+    @property
+    def adapters(self) -> int | None:
+        """As the library takes the slots; they must outlive the run."""
+        return self.slots.ctypes.data if self.slots.any() else None
+
+
 def bounds_of(marks: BoolArray) -> LongArray:
     """Where spans begin and end that are by turns not marked and marked; the first may be empty."""
     if not marks.any():
@@ -62,11 +79,17 @@ class NativeExecutor:
     """Runs plans on the calling thread and those of a thread pool."""
 
     def __init__(
-        self, tapes: NativeTapes, limits: Limits, *, deterministic: bool = False, weights: WeightStore | None = None
+        self,
+        tapes: NativeTapes,
+        limits: Limits,
+        *,
+        deterministic: bool = False,
+        weights: WeightStore | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self._tapes = tapes
         self._limits = limits
-        self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record)
+        self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record, adapters=adapters)
         self._rows = HostRows(limits)
         self._pooler = Pooler(tapes.model)
         self._prompts = PromptLengths(limits, one_way=deterministic)
@@ -90,53 +113,57 @@ class NativeExecutor:
         self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
-        prompts = self._prompts.marks(layout)
+        marks = Marks(self._prompts.marks(layout), layout.adapters)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: Inputs = {}
         vectors: dict[int, FloatArray] = {}
         pooled = self._pooler.wanted(plan)
         self._pooler.place_types(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
-            hidden = self._forward_whole(layout, prompts)
+            hidden = self._forward_whole(layout, marks)
             if pooled:
                 vectors = self._pooler.pool(plan, layout, hidden)
             starts, sampling = layout.query_starts, self._rows.sampling
-            inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._logits_of(prompts[at]))
-            logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
+            inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._logits_of(marks.at(at)))
+            logits = self._logits(hidden[torch.from_numpy(indices)], marks.at(indices))
         else:
-            logits = self._forward(layout, indices, prompts)
+            logits = self._forward(layout, indices, marks)
         sampled = self._rows.finish(plan, logits, self._sample, masks)
         return sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
 
-    def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
+    def _forward(self, layout: StepLayout, indices: LongArray, marks: Marks) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""
-        bounds, logits_bounds = bounds_of(prompts), bounds_of(prompts[indices])
+        asked = marks.at(indices)
+        bounds, logits_bounds = bounds_of(marks.prompts), bounds_of(asked.prompts)
         self._describe(layout, indices, bounds, logits_bounds)
+        self._step.adapters, self._step.logits_adapters = marks.adapters, asked.adapters
         self._tapes.run(self._tapes.last_tokens, self._step)
         return self._tapes.last_tokens.result
 
-    def _forward_whole(self, layout: StepLayout, prompts: BoolArray) -> torch.Tensor:
+    def _forward_whole(self, layout: StepLayout, marks: Marks) -> torch.Tensor:
         """The hidden states of all tokens, until the next step."""
-        bounds = bounds_of(prompts)
+        bounds = bounds_of(marks.prompts)
         self._describe(layout, np.zeros(0, dtype=np.int64), bounds, NO_SPANS)
+        self._step.adapters = marks.adapters
         self._tapes.run(self._tapes.all_tokens, self._step)
         return self._tapes.all_tokens.result[: len(layout.token_ids)]
 
-    def _logits(self, hidden: torch.Tensor, prompts: BoolArray) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor, marks: Marks) -> torch.Tensor:
         """The logits of some tokens' hidden states, at most as many as there are rows; until the next call."""
         recorded = self._tapes.logits
         assert recorded.input is not None
         recorded.input[: len(hidden)] = hidden
-        bounds = bounds_of(prompts)
-        self._tapes.run(recorded, Step(logits_count=len(hidden), logits_prompts=spans(bounds)))
+        bounds = bounds_of(marks.prompts)
+        step = Step(logits_count=len(hidden), logits_prompts=spans(bounds), logits_adapters=marks.adapters)
+        self._tapes.run(recorded, step)
         return recorded.result[: len(hidden)]
 
-    def _logits_of(self, prompts: BoolArray) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _logits_of(self, marks: Marks) -> Callable[[torch.Tensor], torch.Tensor]:
         """The logits of these tokens' hidden states, asked for one block of them after the other."""
 
         def logits_of(block: torch.Tensor) -> torch.Tensor:
-            nonlocal prompts
-            of_block, prompts = np.split(prompts, [len(block)])
+            nonlocal marks
+            of_block, marks = marks.at(slice(len(block))), marks.at(slice(len(block), None))
             return self._logits(block, of_block)
 
         return logits_of

@@ -165,7 +165,9 @@ def build_model(
         weight = functools.partial(PackedLinear, quantization=quantization)
         packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
         own_experts = functools.partial(PackedExperts, quantization=quantization)
-        placement = Placement(topology, dtype, device, ranks, packed_ops, weight, packed_table, own_experts)
+        makers = weight, packed_table, own_experts
+        makers = makers if adapters is None else adapters.over(*makers)
+        placement = Placement(topology, dtype, device, ranks, packed_ops, *makers)
     else:
         ops = ops_for(device, deterministic)
         scheme, experts, head = makers_for(quantization)

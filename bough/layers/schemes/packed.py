@@ -12,6 +12,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.kernels.lora.reference import PackedStack
 from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.packed import FillingWeight
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bias_slots, expert_bias_slots
@@ -59,10 +60,18 @@ class PackedExperts(ExpertWeights):
         self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
         self._down_bias = placement.empty(moe.experts, hidden_size) if moe.biases else None
 
-    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        router: Router,
+        activation: Activation,
+        ctx: ForwardContext,
+        adapters: Sequence[PackedStack] = (),
+    ) -> torch.Tensor:
+        """`adapters` are those of gate and up, of down, and of the router."""
         weights = [weight.weight for weight in self._weights.values()]
         experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
-        return self._ops.packed_experts(x, router, self._moe, experts, activation)
+        return self._ops.packed_experts(x, router, self._moe, experts, activation, adapters)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, weight in self._weights.items():

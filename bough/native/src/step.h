@@ -23,6 +23,7 @@ typedef struct {
     const int32_t *context_lens;          /* [batch] tokens of the sequence before this step */
     const int32_t *page_table;            /* [KV groups][rows][page_table_width] */
     int64_t slots_stride, page_table_stride, page_table_width, page_size;
+    const int64_t *adapters, *logits_adapters; /* slots of the tokens' adapters, and of those with logits; NULL: none */
     const int32_t *common;               /* [batch] first tokens on the same pages as the row before; or NULL */
     bough_spans prompts, logits_prompts; /* which of the tokens, and of those with logits, are of prompts */
 } bough_step;

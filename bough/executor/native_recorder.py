@@ -301,8 +301,8 @@ class Recorder:
         router_places = map(self._address, (router.weight, router.logit_bias, router.bias))
         routing = (*router_places, size, *counts, *flags, moe.scale, moe.jitter)
         of_router, of_experts = adapters[2:], adapters[:2]
-        routing += (self._stacks(of_router), self._thin(of_router[0], on_logits) if of_router else None)
-        self._add("route", *routing, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
+        added = self._stacks(of_router), self._thin(of_router[0], on_logits) if of_router else None
+        self._add("route", *routing, *added, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
         kind, clamp = ACTIVATIONS[activation], moe.clamped_gate or (0.0, 0.0)
         if moe.clamped_gate is not None:
             kind = CLAMPED

@@ -21,7 +21,7 @@ class LoneProducts:
         self._alone, self._all = ThreadPool(self._library, 1), ThreadPool(self._library, threads)
         self._scratch = aligned_bytes(0)
         common: dict[str, Any] = {field.name: getattr(REFERENCE, field.name) for field in fields(Ops)}
-        own = {"packed_embedding": self.embedding, "packed_linear": self.linear}
+        own: dict[str, Any] = {"packed_embedding": self.embedding, "packed_linear": self.linear}
         self.ops = PackedOps(**common, **own, packed_experts=_not_here, packed_lora=_not_here)
 
     def linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:

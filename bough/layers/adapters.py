@@ -147,7 +147,7 @@ class AdapterSlots:
     def _thin(self, inputs: int, parts: Sequence[Part], placement: Placement, experts: int = 0) -> ThinMatrices:
         if not isinstance(placement.ops, PackedOps):
             return ThinMatrices(inputs, parts, placement, experts)
-        self._packed, self.rank = True, MAX_RANK
+        self._packed = True
         return PackedThin(self.count, inputs, parts, placement, experts)
 
     def form(self, matrix: torch.Tensor) -> torch.Tensor:
@@ -193,6 +193,8 @@ class AdapterSlots:
 
     def lacks(self, adapter: Adapter) -> bool:
         """Whether there is no memory for it yet."""
+        if self._packed:
+            return False
         rank = max((down.shape[-2] for down, _ in adapter.values()), default=1)
         return rank > self.rank or any(not thin.rank and thin.named_in(adapter) for thin in self._all())
 

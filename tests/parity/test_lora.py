@@ -58,7 +58,7 @@ PROMPTS = prompts_of(3)
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("lora")
-    base = write_checkpoint(folder / "base", 1)
+    base = write_checkpoint(folder / "base", 1, intermediate_size=288)  # more than the largest rank
     adapters = {
         name: write_adapter(folder / name, base, seed, **options)  # type: ignore[arg-type]
         for seed, (name, options) in enumerate(KINDS.items())

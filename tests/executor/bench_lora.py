@@ -1,10 +1,10 @@
-"""What adapters cost on CPUs, as one JSON line: `PYTHONPATH=. python` this file.
+"""What adapters cost on CPUs, as JSON lines: `PYTHONPATH=. python` this file.
 
-Two engines in one process, with --enable-lora and without, take turns at the same requests on the default model, greedy:
+Two engines in one process, with --enable-lora and without, take turns at the same requests on the default model:
 `prompt` is a prompt of 512 tokens with one output, `one` and `eight` are decodes of that many short requests. With the
-flag these have no adapter, all the same, or each its own. Adapters are random numbers of rank 16 on all linear layers.
-Of each the best of some turns counts, in seconds of the processor, which other programs on the machine change little; on
-one thread, because threads that wait count as busy.
+flag they have no adapter, all the same, or each its own. Adapters are random numbers of rank 16 on all linear layers.
+The best of some turns counts, in seconds of the processor: other programs on the machine change these little. On one
+thread, because threads that wait count as busy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ def measure(flags: dict[str, Any], rank: int, turns: int, output: int) -> dict[s
         "one": [Job(prompts[0], output)],
         "eight": [Job(prompt, output) for prompt in prompts],
     }
-    kinds = {"off": (plain, [""] * 8), "none": (adapted, [""] * 8), "1": (adapted, names[:1] * 8), "8": (adapted, names)}
+    kinds = {
+        "off": (plain, [""] * 8),
+        "none": (adapted, [""] * 8),
+        "1": (adapted, names[:1] * 8),
+        "8": (adapted, names),
+    }
     found: dict[str, dict[str, float]] = {load: {} for load in loads}
     for _ in range(turns):
         for load, jobs in loads.items():

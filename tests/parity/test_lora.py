@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.fakes.adapters import ATTENTION, EMBEDDING, EXPERTS, HEAD, LINEAR, RO
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS
 from tests.parity.engines import LocalEngine
+from tests.parity.gguf_writer import GgufWriter
 
 NEW = 10
 FLAGS = {"dtype": "float32", "attention_backend": "torch", "max_total_tokens": 4096}  # of models to compare with
@@ -343,9 +345,19 @@ def test_bits_are_those_of_a_request_alone(trained: Trained, quantization: str, 
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
-def test_quantised_weights_with_adapters_are_near_merged_ones(trained: Trained, tmp_path: Path) -> None:
-    engine = engine_for(trained, max_loras_per_batch=10, quantization="int8")
-    for name in KINDS:
+@pytest.mark.parametrize("stored", ["int8", "Q8_0", "F32"])
+def test_quantised_weights_with_adapters_are_near_merged_ones(trained: Trained, tmp_path: Path, stored: str) -> None:
+    """Of a GGUF file, too, which has the rows of queries and keys in another order."""
+    if stored == "int8":
+        engine = engine_for(trained, quantization=stored)
+    else:
+        kind = gguf.GGMLQuantizationType[stored]
+        path = GgufWriter(trained.base, "LLAMA").write(tmp_path / "base.gguf", kind)
+        engine = engine_for(trained._replace(base=path))
+    for name in ("all", "rank256", "ends"):
+        if stored == "F32":
+            assert [engine.ask(prompt, adapters=[name])[0][0] for prompt in PROMPTS] == trained.expected[name]
+            continue
         merged = LocalEngine(merge(trained.base, trained.adapters[name], tmp_path / name), new=NEW, **FLAGS)
         [found], [expected] = input_logprobs(engine, name), input_logprobs(merged, "")
         [plain] = input_logprobs(engine, "")

@@ -3,7 +3,6 @@
 import ctypes
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
+from bough.executor.control import ModelControl
 from bough.executor.encoder import make_encoder
 from bough.executor.load_draft import find_draft, limits_of, per_token_bytes
 from bough.executor.load_model import (
@@ -215,8 +215,6 @@ def _build_synchronous(
         context_length=config.context_length,
     ).shared(group.minimum)
     limits = limits_of(loaded, beside, settings, rows, chunk, shape, size, shares_reads=library is not None)
-    if library is not None:
-        limits = replace(limits, media=None)
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
     adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
@@ -224,7 +222,8 @@ def _build_synchronous(
         deterministic = settings.model.enable_deterministic_inference
         torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
         tapes = NativeTapes(library, loaded.model, recorder, pool, threads, chunk + rows)
-        native = NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights, adapters=adapters)
+        control = ModelControl(weights, pool, drop=tapes.drop, rebuild=tapes.record, adapters=adapters)
+        native = NativeExecutor(tapes, limits, control, make_encoder(loaded), deterministic)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)

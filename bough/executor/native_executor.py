@@ -8,6 +8,7 @@ the same bits for an output that comes back as part of a prompt: then all tokens
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +16,13 @@ import torch
 
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, RowSetup, StepResult, TokenMasks
-from bough.executor.adapters import AdapterStore
 from bough.executor.control import ModelControl
+from bough.executor.encoder import Encoder
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.pooling import Pooler
 from bough.executor.verification import HostRows, Inputs, prompt_logprobs
-from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
 
 NO_SPANS = np.zeros(1, dtype=np.int64)
@@ -56,11 +56,6 @@ class Marks(NamedTuple):
     def at(self, which: slice | LongArray) -> "Marks":
         return Marks(self.prompts[which], self.slots[which])
 
-    @property
-    def adapters(self) -> int | None:
-        """As the library takes the slots; they must outlive the run."""
-        return self.slots.ctypes.data if self.slots.any() else None
-
 
 def bounds_of(marks: BoolArray) -> LongArray:
     """Where spans begin and end that are by turns not marked and marked; the first may be empty."""
@@ -75,21 +70,19 @@ def spans(bounds: LongArray) -> Spans:
     return Spans(bounds.ctypes.data, len(bounds) - 1)
 
 
+def address_of(slots: LongArray) -> int | None:
+    """As the library takes those of adapters; they must outlive the run."""
+    return slots.ctypes.data if slots.any() else None
+
+
 class NativeExecutor:
     """Runs plans on the calling thread and those of a thread pool."""
 
     def __init__(
-        self,
-        tapes: NativeTapes,
-        limits: Limits,
-        *,
-        deterministic: bool = False,
-        weights: WeightStore | None = None,
-        adapters: AdapterStore | None = None,
+        self, tapes: NativeTapes, limits: Limits, control: ModelControl, encoder: Encoder | None, deterministic: bool
     ) -> None:
-        self._tapes = tapes
-        self._limits = limits
-        self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record, adapters=adapters)
+        self._tapes, self._encoder = tapes, encoder
+        self._limits, self._control = limits, control
         self._rows = HostRows(limits)
         self._pooler = Pooler(tapes.model)
         self._prompts = PromptLengths(limits, one_way=deterministic)
@@ -117,6 +110,9 @@ class NativeExecutor:
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: Inputs = {}
         vectors: dict[int, FloatArray] = {}
+        media = None if self._encoder is None else self._encoder.run(plan, layout)
+        self._step.media = None if media is None else media.rows.data_ptr()
+        self._step.is_media = None if media is None else media.here.data_ptr()
         pooled = self._pooler.wanted(plan)
         self._pooler.place_types(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
@@ -129,22 +125,20 @@ class NativeExecutor:
         else:
             logits = self._forward(layout, indices, marks)
         sampled = self._rows.finish(plan, logits, self._sample, masks)
-        return sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
+        result = sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
+        if self._encoder is not None and plan.encodes:
+            return replace(result, not_encoded=self._encoder.take_failed())
+        return result
 
     def _forward(self, layout: StepLayout, indices: LongArray, marks: Marks) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""
-        asked = marks.at(indices)
-        bounds, logits_bounds = bounds_of(marks.prompts), bounds_of(asked.prompts)
-        self._describe(layout, indices, bounds, logits_bounds)
-        self._step.adapters, self._step.logits_adapters = marks.adapters, asked.adapters
+        self._describe(layout, indices, marks)
         self._tapes.run(self._tapes.last_tokens, self._step)
         return self._tapes.last_tokens.result
 
     def _forward_whole(self, layout: StepLayout, marks: Marks) -> torch.Tensor:
         """The hidden states of all tokens, until the next step."""
-        bounds = bounds_of(marks.prompts)
-        self._describe(layout, np.zeros(0, dtype=np.int64), bounds, NO_SPANS)
-        self._step.adapters = marks.adapters
+        self._describe(layout, np.zeros(0, dtype=np.int64), marks)
         self._tapes.run(self._tapes.all_tokens, self._step)
         return self._tapes.all_tokens.result[: len(layout.token_ids)]
 
@@ -154,7 +148,7 @@ class NativeExecutor:
         assert recorded.input is not None
         recorded.input[: len(hidden)] = hidden
         bounds = bounds_of(marks.prompts)
-        step = Step(logits_count=len(hidden), logits_prompts=spans(bounds), logits_adapters=marks.adapters)
+        step = Step(logits_count=len(hidden), logits_prompts=spans(bounds), logits_adapters=address_of(marks.slots))
         self._tapes.run(recorded, step)
         return recorded.result[: len(hidden)]
 
@@ -168,9 +162,11 @@ class NativeExecutor:
 
         return logits_of
 
-    def _describe(self, layout: StepLayout, indices: LongArray, bounds: LongArray, logits_bounds: LongArray) -> None:
+    def _describe(self, layout: StepLayout, indices: LongArray, marks: Marks) -> None:
         """Points the step at these arrays, which outlive the run."""
-        step = self._step
+        step, ends = self._step, marks.at(indices)
+        bounds, logits_bounds = bounds_of(marks.prompts), bounds_of(ends.prompts)
+        self._described = layout, indices, bounds, logits_bounds, ends
         step.tokens, step.batch, step.logits_count = len(layout.token_ids), len(layout.rows), len(indices)
         step.token_ids, step.positions = layout.token_ids.ctypes.data, layout.positions.ctypes.data
         step.slots_stride = len(layout.token_ids)
@@ -179,3 +175,4 @@ class NativeExecutor:
         step.context_lens = layout.context_lens.ctypes.data
         step.common = None if layout.common is None else layout.common.ctypes.data
         step.prompts, step.logits_prompts = spans(bounds), spans(logits_bounds)
+        step.adapters, step.logits_adapters = address_of(marks.slots), address_of(ends.slots)

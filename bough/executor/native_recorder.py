@@ -281,13 +281,7 @@ class Recorder:
         return self.place(self.rows((len(stack.bands) - 1) * MAX_RANK, on_logits))
 
     def _experts(
-        self,
-        x: torch.Tensor,
-        router: Router,
-        moe: MoEConfig,
-        experts: PackedExpertWeights,
-        activation: str,
-        adapters: Sequence[PackedStack] = (),
+        self, x: torch.Tensor, router: Router, moe: MoEConfig, experts: PackedExpertWeights, activation: str
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
@@ -300,7 +294,7 @@ class Recorder:
         flags = (moe.group_score == "best_two", moe.renormalise, moe.simulate == "uniform")
         router_places = map(self._address, (router.weight, router.logit_bias, router.bias))
         routing = (*router_places, size, *counts, *flags, moe.scale, moe.jitter)
-        of_router, of_experts = adapters[2:], adapters[:2]
+        of_router, of_experts = experts.adapters[2:], experts.adapters[:2]
         added = self._stacks(of_router), self._thin(of_router[0], on_logits) if of_router else None
         self._add("route", *routing, *added, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
         kind, clamp = ACTIVATIONS[activation], moe.clamped_gate or (0.0, 0.0)

@@ -9,30 +9,23 @@ import ctypes
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import AdapterRows, ForwardContext
+from bough.attention.context import ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.executor.machine import usable_cores
 from bough.executor.native_recorder import NotRecordedError, RecordedTape, Recorder, Recording, RecordingAttention
-from bough.kernels.lora.reference import GroupedRows
 from bough.kernels.quant_linear.packed import Format, PackedWeight, aligned_bytes
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.models.registry import build_model, runs_transformers
 from bough.native.tape import Step, ThreadPool
 
-
-# Each step says which of its rows have adapters, and nothing is grouped for a tape.
-def _not_grouped(*among: object) -> GroupedRows:
-    return cast(GroupedRows, None)
-
-
-ADAPTED = cast(AdapterRows, SimpleNamespace(tokens=None, among=_not_grouped))
+ADAPTED: Any = SimpleNamespace(tokens=None, among=lambda *_: None)  # each step says which of its rows have adapters
 
 
 def why_not_recorded(config: ModelConfig) -> str | None:
@@ -83,10 +76,10 @@ class NativeTapes:
         model, finish = self.model, partial(self._recorder.finish, self._library)
         with Recording(self._recorder):
             nothing = torch.empty(1, dtype=torch.int64, device="meta")
-            self.last_tokens = finish(None, model.logits(self._forward(nothing), _not_grouped))
+            self.last_tokens = finish(None, model.logits(self._forward(nothing), ADAPTED.among))
             self.all_tokens = finish(None, self._forward(None))
             hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
-            self.logits = finish(hidden, model.logits(hidden, _not_grouped))
+            self.logits = finish(hidden, model.logits(hidden, ADAPTED.among))
         tapes = (self.last_tokens, self.all_tokens, self.logits)
         size = max(recorded.tape.scratch_bytes(self._tokens, self.thread_pool.threads) for recorded in tapes)
         self._scratch = aligned_bytes(size)

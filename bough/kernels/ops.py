@@ -86,6 +86,7 @@ class PackedExpertWeights(NamedTuple):
     weights: Sequence[PackedWeight]  # gate, up and down of each expert in turn
     gate_up_bias: torch.Tensor | None  # [experts, outputs]
     down_bias: torch.Tensor | None
+    adapters: Sequence[PackedStack] = ()  # of gate and up, of down, and of the router
 
 
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -202,7 +203,7 @@ class PackedOps(Ops):
     packed_embedding: Callable[[torch.Tensor, PackedWeight, float], torch.Tensor]
     # Rows, weights whose outputs stand side by side, and a bias: the product.
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
-    # Rows, their router, how it chooses, the experts, their activation, and adapters: of gate and up, down, the router.
+    # Rows, their router, how it chooses, the experts and their activation.
     packed_experts: Callable[..., torch.Tensor]
     # Adds what adapters make of rows to their product; without rows, of the columns that are the step's token ids.
     packed_lora: Callable[[torch.Tensor, torch.Tensor | None, PackedStack, float], None]

@@ -268,12 +268,12 @@ class AdaptedExperts(ExpertWeights):
         self._down = thin(inner, [Part("down_proj", hidden_size, (WHOLE, held))], experts=moe.experts)
         self._router = thin(hidden_size, [Part("gate", moe.experts, (WHOLE,))])
         self.thin = [self._gate_up, self._down, self._router]
+        if isinstance(weight, PackedExperts):  # whose operation does it all
+            weight.adapters = [cast(PackedThin, thin).packed for thin in self.thin]
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         if ctx.adapters is None or not self._changed(ctx):
             return self._weight(x, router, activation, ctx)
-        if isinstance(self._weight, PackedExperts):
-            return self._weight(x, router, activation, ctx, [cast(PackedThin, thin).packed for thin in self.thin])
         rows, kept, sums = ctx.adapters.among(len(x), ctx.logits_indices), cast(MatrixExperts, self._weight), []
         logits = self._ops.router_logits(x, router.weight)
         if router.logit_bias is not None:
@@ -293,6 +293,8 @@ class AdaptedExperts(ExpertWeights):
         return super().after_norm(inputs, router, activation, ctx)
 
     def _changed(self, ctx: ForwardContext) -> bool:
+        if isinstance(self._weight, PackedExperts):
+            return False
         return ctx.adapters is not None and any(thin.rank for thin in self.thin)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -85,7 +85,7 @@ class Step(ctypes.Structure):
         *_each(Address, "token_ids", "positions", "slots", "logits_indices"),
         *_each(Address, "rows", "query_starts", "context_lens", "page_table"),
         *_each(Size, "slots_stride", "page_table_stride", "page_table_width", "page_size"),
-        *_each(Address, "adapters", "logits_adapters", "common"),
+        *_each(Address, "media", "is_media", "adapters", "logits_adapters", "common"),
         *_each(Spans, "prompts", "logits_prompts"),
     )
 

@@ -80,9 +80,9 @@ class Layer:
     ) -> torch.Tensor:
         recorder = Recorder(tokens=len(x), logits=1)
         entry = recorder.rows(HIDDEN, on_logits=False)
-        experts = PackedExpertWeights(self.packed, self.gate_up_bias, self.down_bias)
+        experts = PackedExpertWeights(self.packed, self.gate_up_bias, self.down_bias, adapters)
         router = Router(self.router, self.correction, self.router_bias)
-        result = recorder.ops.packed_experts(entry, router, self.moe, experts, "silu", adapters)
+        result = recorder.ops.packed_experts(entry, router, self.moe, experts, "silu")
         return run(library, recorder, entry, result, x, threads, slots)
 
 

@@ -47,6 +47,7 @@ class PackedExperts(ExpertWeights):
     """The experts of a layer: a packed weight for each of their matrices."""
 
     has_shared = False
+    adapters: Sequence[PackedStack] = ()
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement, quantization: str) -> None:
         self._ops: PackedOps = _packed_ops(placement)
@@ -60,18 +61,10 @@ class PackedExperts(ExpertWeights):
         self._gate_up_bias = placement.empty(moe.experts, 2 * inner) if moe.biases else None
         self._down_bias = placement.empty(moe.experts, hidden_size) if moe.biases else None
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        router: Router,
-        activation: Activation,
-        ctx: ForwardContext,
-        adapters: Sequence[PackedStack] = (),
-    ) -> torch.Tensor:
-        """`adapters` are those of gate and up, of down, and of the router."""
+    def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         weights = [weight.weight for weight in self._weights.values()]
-        experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
-        return self._ops.packed_experts(x, router, self._moe, experts, activation, adapters)
+        experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias, self.adapters)
+        return self._ops.packed_experts(x, router, self._moe, experts, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         for name, weight in self._weights.items():

@@ -4,17 +4,6 @@
 
 enum { MOST_ROWS = 16 /* of a block */, PIECE = 8 * TILE_ROWS /* outputs that a thread takes at a time */ };
 
-/* Rows that a thread takes at a time: where they are few, each thread gets some. */
-static int64_t block_size(int64_t rows, int threads) { return at_most(MOST_ROWS, ceil_div(rows, 2 * threads)); }
-
-/* What the slot of a row adds to a matrix, and where the rows behind it end that have the same slot. */
-static bough_thin find_thin(const bough_lora *l, const int64_t *slots, int64_t matrix, int64_t row, int64_t end,
-                            int64_t *past) {
-    for (*past = row + 1; *past < end && slots[*past] == slots[row];)
-        ++*past;
-    return slots[row] == 0 ? (bough_thin){0} : l->thin[(slots[row] - 1) * l->matrices + matrix];
-}
-
 static void multiply(const linear_kernels *kernels, const float *tile, int64_t k, const float *x, int64_t stride,
                      int64_t rows, const tile_output *out) {
     kernels->product[BOUGH_FORMAT_F32]((const uint8_t *)tile, NULL, k, x, stride, rows, out);
@@ -27,20 +16,20 @@ static void shrink(const bough_lora *l, const bough_lora_rows *r, const bough_th
     for (int64_t rank = 0; rank < own->rank; rank += TILE_ROWS) {
         const float *tile = own->down + rank * l->inputs;
         tile_output out = {thin + rank, width, NULL, (int)at_most(TILE_ROWS, own->rank - rank)};
-        if (r->x != NULL) {
+        if (r->x != NULL)
             multiply(kernels, tile, l->inputs, r->x + first * r->x_stride, r->x_stride, count, &out);
-            continue;
-        }
-        for (int64_t row = 0; row < count; row++)
-            for (int i = 0; i < out.rows; i++)
-                out.y[row * width + i] = tile[r->columns[first + row] * TILE_ROWS + i] * r->scale;
+        for (int64_t row = first; r->x == NULL && row < first + count; row++, out.y += width)
+            for (int i = 0; i < out.rows; i++) {
+                bool is_media = r->step->media != NULL && r->step->is_media[row];
+                out.y[i] = is_media ? 0.0f : tile[r->step->token_ids[row] * TILE_ROWS + i] * r->scale;
+            }
     }
 }
 
 /* Adds B · thin of such rows to the outputs from `at` to `end` of a matrix. */
 static void expand(const bough_thin *own, const float *thin, int64_t width, float *y, int64_t y_stride, int64_t count,
                    int64_t at, int64_t end, const linear_kernels *kernels) {
-    for (; at < end; at += TILE_ROWS) {
+    for (; own->rank > 0 && at < end; at += TILE_ROWS) {
         float sums[MOST_ROWS * TILE_ROWS];
         tile_output out = {sums, TILE_ROWS, NULL, (int)at_most(TILE_ROWS, end - at)};
         multiply(kernels, own->up + at * own->rank, own->rank, thin, width, count, &out);
@@ -50,32 +39,38 @@ static void expand(const bough_thin *own, const float *thin, int64_t width, floa
     }
 }
 
+/* How many pieces the work for a matrix has, of one block. */
+static int64_t pieces_of(const bough_lora *l, int64_t matrix, bool expands) {
+    return expands ? ceil_div(l->bands[matrix + 1] - l->bands[matrix], PIECE) : 1;
+}
+
 void bough_add_lora(const bough_lora *l, const bough_lora_rows *r, float *thin, bough_thread *thread) {
     const linear_kernels *kernels = linear_narrow();
-    int64_t size = block_size(r->rows, thread->threads), blocks = ceil_div(r->rows, size), width = bough_lora_width(l);
-    int64_t items = blocks * l->matrices, past;
-    for (int64_t item; (item = bough_tile(thread, items)) < items;) {
-        int64_t matrix = item / blocks, row = item % blocks * size, end = at_most(row + size, r->rows);
-        for (; row < end; row = past) {
-            bough_thin own = find_thin(l, r->slots, matrix, row, end, &past);
-            shrink(l, r, &own, row, past - row, thin + row * width + matrix * BOUGH_MAX_RANK, kernels);
+    /* Where rows are few, each thread gets some. */
+    int64_t size = at_most(MOST_ROWS, ceil_div(r->rows, 2 * thread->threads)), blocks = ceil_div(r->rows, size);
+    for (int expands = 0; expands < 2; expands++) {
+        int64_t pieces = 0;
+        for (int64_t matrix = 0; matrix < l->matrices; matrix++)
+            pieces += pieces_of(l, matrix, expands);
+        for (int64_t item; (item = bough_tile(thread, pieces * blocks)) < pieces * blocks;) {
+            int64_t matrix = 0, piece = item / blocks, first = item % blocks * size, past;
+            for (; piece >= pieces_of(l, matrix, expands); matrix++)
+                piece -= pieces_of(l, matrix, expands);
+            int64_t band = l->bands[matrix], end = at_most(first + size, r->rows), at = piece * PIECE;
+            for (int64_t row = first; row < end; row = past) {
+                for (past = row + 1; past < end && r->slots[past] == r->slots[row];)
+                    past++;
+                if (r->slots[row] == 0)
+                    continue;
+                const bough_thin *own = &l->thin[(r->slots[row] - 1) * l->matrices + matrix];
+                float *products = thin + row * bough_lora_width(l) + matrix * BOUGH_MAX_RANK;
+                if (!expands)
+                    shrink(l, r, own, row, past - row, products, kernels);
+                else
+                    expand(own, products, bough_lora_width(l), r->y + row * r->y_stride + band, r->y_stride, past - row,
+                           at, at_most(at + PIECE, l->bands[matrix + 1] - band), kernels);
+            }
         }
+        bough_barrier(thread);
     }
-    bough_barrier(thread);
-    items = 0;
-    for (int64_t matrix = 0; matrix < l->matrices; matrix++)
-        items += ceil_div(l->bands[matrix + 1] - l->bands[matrix], PIECE) * blocks;
-    for (int64_t item; (item = bough_tile(thread, items)) < items;) {
-        int64_t piece = item / blocks, row = item % blocks * size, end = at_most(row + size, r->rows), matrix = 0;
-        for (int64_t pieces; piece >= (pieces = ceil_div(l->bands[matrix + 1] - l->bands[matrix], PIECE)); matrix++)
-            piece -= pieces;
-        int64_t first = l->bands[matrix], outputs = l->bands[matrix + 1] - first;
-        for (; row < end; row = past) {
-            bough_thin own = find_thin(l, r->slots, matrix, row, end, &past);
-            if (own.rank > 0)
-                expand(&own, thin + row * width + matrix * BOUGH_MAX_RANK, width, r->y + row * r->y_stride + first,
-                       r->y_stride, past - row, piece * PIECE, at_most((piece + 1) * PIECE, outputs), kernels);
-        }
-    }
-    bough_barrier(thread);
 }

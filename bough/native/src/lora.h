@@ -6,6 +6,7 @@
 #ifndef BOUGH_LORA_H
 #define BOUGH_LORA_H
 
+#include "step.h"
 #include "thread_pool.h"
 
 enum { BOUGH_MAX_RANK = 256 };
@@ -27,7 +28,7 @@ typedef struct {
     const int64_t *slots; /* [rows], or those of pairs of a slot and an expert; 0: no adapter */
     const float *x;
     int64_t x_stride;
-    const int64_t *columns; /* where x is NULL: each row is `scale` in this column, and else 0 */
+    const bough_step *step; /* where x is NULL: each row is `scale` in the column that is its token id, and else 0 */
     float scale;
     float *y;
     int64_t y_stride;

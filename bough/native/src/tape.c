@@ -41,6 +41,8 @@ RUN(embedding) {
         bough_weight_row(o->table, r->step->token_ids[row], out);
         for (int64_t i = 0; o->scale != 1.0f && i < size; i++)
             out[i] *= o->scale;
+        if (r->step->media != NULL && r->step->is_media[row])
+            memcpy(out, r->step->media + row * size, (size_t)size * sizeof(float));
     }
 }
 
@@ -201,7 +203,7 @@ RUN(by_head) {
 }
 
 ENDS_ALONE(lora) {
-    bough_lora_rows own = {slots_of(op, r), o->x, o->x_stride, r->step->token_ids, o->scale, o->y, o->y_stride, rows};
+    bough_lora_rows own = {slots_of(op, r), o->x, o->x_stride, r->step, o->scale, o->y, o->y_stride, rows};
     if (own.slots != NULL)
         bough_add_lora(o->adapters, &own, o->thin, thread);
 }

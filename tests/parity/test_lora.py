@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from bough.client.embeds import embedded
 from bough.core.errors import RequestError
 from bough.messages.requests import LogprobRequest
 from bough.native.library import instruction_sets, load_library
@@ -183,6 +184,18 @@ def test_prompt_logprobs_are_those_of_the_adapters_head(tmp_path: Path) -> None:
     runs = [engine.out.started[1].input_logprobs, merged.out.started[0].input_logprobs]
     found, expected = (np.frombuffer(run.logprobs, dtype=np.float32) for run in runs if run is not None)
     assert len(found) == len(PROMPTS[0]) - 1 and found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
+def test_vectors_in_the_place_of_tokens_have_nothing_of_the_embeddings_adapter(trained: Trained) -> None:
+    given = embedded(np.random.default_rng(5).normal(size=(20, 64)) * 0.3)
+    ids, found = given["ids"].tolist(), []
+    for backend in ("native", "torch"):
+        engine, names = engine_for(trained, attention_backend=backend), ["ends", "", "all", "ends"]
+        got = engine.ask(ids, ids, ids, PROMPTS[1], adapters=names, media=[given["media"]] * 3 + [None])
+        found.append([output for output, _ in got])
+    assert found[0] == found[1] and found[0][3] == trained.expected["ends"][1]
+    assert len(set(map(str, found[0][:3]))) == 3
 
 
 def test_an_adapter_of_fused_modules(tmp_path: Path) -> None:

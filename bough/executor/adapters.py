@@ -78,7 +78,7 @@ class AdapterStore:
 
     def _kept(self, matrix: torch.Tensor) -> torch.Tensor:
         """Pinned where it is copied to a device, so that nobody waits for the copy."""
-        kept = matrix.to(self._loaded.dtype).contiguous()
+        kept = self._slots.form(matrix.to(self._loaded.dtype))
         if self._loaded.device.type == "cpu":
             return kept
         with torch.cuda.device(self._loaded.device):  # whose context pins memory; a new thread has the first device

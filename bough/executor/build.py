@@ -3,7 +3,6 @@
 import ctypes
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from bough.core.plan import Limits
 from bough.core.settings import ModelSettings, Settings
 from bough.distributed.group import ALONE, RankGroup, SimulatedGroup
 from bough.executor.adapters import AdapterStore
+from bough.executor.control import ModelControl
 from bough.executor.encoder import make_encoder
 from bough.executor.load_draft import find_draft, limits_of, per_token_bytes
 from bough.executor.load_model import (
@@ -215,21 +215,20 @@ def _build_synchronous(
         context_length=config.context_length,
     ).shared(group.minimum)
     limits = limits_of(loaded, beside, settings, rows, chunk, shape, size, shares_reads=library is not None)
-    if library is not None:
-        limits = replace(limits, media=None)
     pool = KVPool(config, limits.pages, limits.page_size, loaded.cache_dtype, loaded.device, topology)
     weights = WeightStore(loaded, files, settings)
+    adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
     if library is not None and recorder is not None:
         deterministic = settings.model.enable_deterministic_inference
         torch.set_num_threads(1)  # it samples only; a second pool of threads would compete for the cores
         tapes = NativeTapes(library, loaded.model, recorder, pool, threads, chunk + rows)
-        native = NativeExecutor(tapes, limits, deterministic=deterministic, weights=weights)
+        control = ModelControl(weights, pool, drop=tapes.drop, rebuild=tapes.record, adapters=adapters)
+        native = NativeExecutor(tapes, limits, control, make_encoder(loaded), deterministic)
         formats = [] if deterministic else packed_formats(loaded.model.slots())
         tell_kernels(formats, threads, pool.dtype)
         return LoadedModel(ThreadedExecutor(native), config, loaded.weight_bytes, loaded.load_s)
     check = make_check(settings.parallel.check_ranks, group, device)
     drafter = None if beside is None else beside.drafter(limits, pool, TorchAttention())
-    adapters = None if loaded.adapters is None else AdapterStore(loaded, loaded.adapters, settings.lora)
     attention, to_device, begin = _attention_on(loaded, settings, limits)
     more = (weights, group, check, drafter, adapters, make_encoder(loaded, to_device), to_device)
     torch_executor = TorchExecutor(loaded.model, pool, attention, limits, *more)
@@ -297,8 +296,6 @@ def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> st
         return "they do not pass hidden states from stage to stage (--pp-size)"
     if config.media is not None:
         return "they do not take images, which this model reads (--no-enable-multimodal has it read text alone)"
-    if settings.lora.enable_lora:
-        return "they do not apply adapters (--enable-lora)"
     if settings.parallel.expert_distribution_recorder_mode is not None:
         return "they do not count how often experts are chosen (--expert-distribution-recorder-mode)"
     if settings.scheduler.enable_return_routed_experts:

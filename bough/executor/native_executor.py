@@ -8,6 +8,8 @@ the same bits for an output that comes back as part of a prompt: then all tokens
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +17,12 @@ import torch
 from bough.core.control import Command, CommandResult
 from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, RowSetup, StepResult, TokenMasks
 from bough.executor.control import ModelControl
+from bough.executor.encoder import Encoder
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.pooling import Pooler
 from bough.executor.verification import HostRows, Inputs, prompt_logprobs
-from bough.executor.weights import WeightStore
 from bough.native.tape import Spans, Step
 
 NO_SPANS = np.zeros(1, dtype=np.int64)
@@ -45,6 +47,16 @@ class PromptLengths:
         return layout.positions < lengths
 
 
+class Marks(NamedTuple):
+    """What tokens are: which of them are of prompts, and the slots of their adapters."""
+
+    prompts: BoolArray
+    slots: LongArray
+
+    def at(self, which: slice | LongArray) -> "Marks":
+        return Marks(self.prompts[which], self.slots[which])
+
+
 def bounds_of(marks: BoolArray) -> LongArray:
     """Where spans begin and end that are by turns not marked and marked; the first may be empty."""
     if not marks.any():
@@ -58,15 +70,19 @@ def spans(bounds: LongArray) -> Spans:
     return Spans(bounds.ctypes.data, len(bounds) - 1)
 
 
+def address_of(slots: LongArray) -> int | None:
+    """As the library takes those of adapters; they must outlive the run."""
+    return slots.ctypes.data if slots.any() else None
+
+
 class NativeExecutor:
     """Runs plans on the calling thread and those of a thread pool."""
 
     def __init__(
-        self, tapes: NativeTapes, limits: Limits, *, deterministic: bool = False, weights: WeightStore | None = None
+        self, tapes: NativeTapes, limits: Limits, control: ModelControl, encoder: Encoder | None, deterministic: bool
     ) -> None:
-        self._tapes = tapes
-        self._limits = limits
-        self._control = ModelControl(weights, tapes.pool, drop=tapes.drop, rebuild=tapes.record)
+        self._tapes, self._encoder = tapes, encoder
+        self._limits, self._control = limits, control
         self._rows = HostRows(limits)
         self._pooler = Pooler(tapes.model)
         self._prompts = PromptLengths(limits, one_way=deterministic)
@@ -90,60 +106,67 @@ class NativeExecutor:
         self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)
         layout = self._rows.apply(plan)
-        prompts = self._prompts.marks(layout)
+        marks = Marks(self._prompts.marks(layout), layout.adapters)
         indices = sampled_tokens(plan, layout.query_starts) if plan.sample.any() else np.zeros(0, dtype=np.int64)
         inputs: Inputs = {}
         vectors: dict[int, FloatArray] = {}
+        media = None if self._encoder is None else self._encoder.run(plan, layout)
+        self._step.media = None if media is None else media.rows.data_ptr()
+        self._step.is_media = None if media is None else media.here.data_ptr()
         pooled = self._pooler.wanted(plan)
         self._pooler.place_types(plan, layout)
         if plan.input_logprobs or pooled or has_drafts(plan):  # of each row more than its last token is asked for
-            hidden = self._forward_whole(layout, prompts)
+            hidden = self._forward_whole(layout, marks)
             if pooled:
                 vectors = self._pooler.pool(plan, layout, hidden)
             starts, sampling = layout.query_starts, self._rows.sampling
-            inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._logits_of(prompts[at]))
-            logits = self._logits(hidden[torch.from_numpy(indices)], prompts[indices])
+            inputs = prompt_logprobs(plan, sampling, hidden, starts, lambda at: self._logits_of(marks.at(at)))
+            logits = self._logits(hidden[torch.from_numpy(indices)], marks.at(indices))
         else:
-            logits = self._forward(layout, indices, prompts)
+            logits = self._forward(layout, indices, marks)
         sampled = self._rows.finish(plan, logits, self._sample, masks)
-        return sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
+        result = sampled.result(plan, logits, self._rows.sampling, inputs, vectors)
+        if self._encoder is not None and plan.encodes:
+            return replace(result, not_encoded=self._encoder.take_failed())
+        return result
 
-    def _forward(self, layout: StepLayout, indices: LongArray, prompts: BoolArray) -> torch.Tensor:
+    def _forward(self, layout: StepLayout, indices: LongArray, marks: Marks) -> torch.Tensor:
         """The logits of the tokens at `indices`, until the next step: the first lines of what is returned."""
-        bounds, logits_bounds = bounds_of(prompts), bounds_of(prompts[indices])
-        self._describe(layout, indices, bounds, logits_bounds)
+        self._describe(layout, indices, marks)
         self._tapes.run(self._tapes.last_tokens, self._step)
         return self._tapes.last_tokens.result
 
-    def _forward_whole(self, layout: StepLayout, prompts: BoolArray) -> torch.Tensor:
+    def _forward_whole(self, layout: StepLayout, marks: Marks) -> torch.Tensor:
         """The hidden states of all tokens, until the next step."""
-        bounds = bounds_of(prompts)
-        self._describe(layout, np.zeros(0, dtype=np.int64), bounds, NO_SPANS)
+        self._describe(layout, np.zeros(0, dtype=np.int64), marks)
         self._tapes.run(self._tapes.all_tokens, self._step)
         return self._tapes.all_tokens.result[: len(layout.token_ids)]
 
-    def _logits(self, hidden: torch.Tensor, prompts: BoolArray) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor, marks: Marks) -> torch.Tensor:
         """The logits of some tokens' hidden states, at most as many as there are rows; until the next call."""
         recorded = self._tapes.logits
         assert recorded.input is not None
         recorded.input[: len(hidden)] = hidden
-        bounds = bounds_of(prompts)
-        self._tapes.run(recorded, Step(logits_count=len(hidden), logits_prompts=spans(bounds)))
+        bounds = bounds_of(marks.prompts)
+        step = Step(logits_count=len(hidden), logits_prompts=spans(bounds), logits_adapters=address_of(marks.slots))
+        self._tapes.run(recorded, step)
         return recorded.result[: len(hidden)]
 
-    def _logits_of(self, prompts: BoolArray) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _logits_of(self, marks: Marks) -> Callable[[torch.Tensor], torch.Tensor]:
         """The logits of these tokens' hidden states, asked for one block of them after the other."""
 
         def logits_of(block: torch.Tensor) -> torch.Tensor:
-            nonlocal prompts
-            of_block, prompts = np.split(prompts, [len(block)])
+            nonlocal marks
+            of_block, marks = marks.at(slice(len(block))), marks.at(slice(len(block), None))
             return self._logits(block, of_block)
 
         return logits_of
 
-    def _describe(self, layout: StepLayout, indices: LongArray, bounds: LongArray, logits_bounds: LongArray) -> None:
+    def _describe(self, layout: StepLayout, indices: LongArray, marks: Marks) -> None:
         """Points the step at these arrays, which outlive the run."""
-        step = self._step
+        step, ends = self._step, marks.at(indices)
+        bounds, logits_bounds = bounds_of(marks.prompts), bounds_of(ends.prompts)
+        self._described = layout, indices, bounds, logits_bounds, ends
         step.tokens, step.batch, step.logits_count = len(layout.token_ids), len(layout.rows), len(indices)
         step.token_ids, step.positions = layout.token_ids.ctypes.data, layout.positions.ctypes.data
         step.slots_stride = len(layout.token_ids)
@@ -152,3 +175,4 @@ class NativeExecutor:
         step.context_lens = layout.context_lens.ctypes.data
         step.common = None if layout.common is None else layout.common.ctypes.data
         step.prompts, step.logits_prompts = spans(bounds), spans(logits_bounds)
+        step.adapters, step.logits_adapters = address_of(marks.slots), address_of(ends.slots)

@@ -21,11 +21,12 @@ from torch.utils._pytree import tree_leaves
 from bough.attention.base import AttentionBackend, AttentionSpec, IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch
 from bough.core.model_config import MoEConfig
+from bough.kernels.lora.reference import MAX_RANK, PackedStack
 from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.ops import PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.packed import PackedWeight, aligned_bytes, structs_of
 from bough.memory.pools.kv_pool import KVPool
-from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Tape
+from bough.native.tape import MAX_EXPERTS, MAX_LATENT_DIM, Lora, Tape
 
 CACHE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum bough_number`
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "square": 4}  # `enum bough_activation`
@@ -101,6 +102,7 @@ class Recorder:
             packed_embedding=self._embedding,
             packed_linear=self._linear,
             packed_experts=self._experts,
+            packed_lora=self._lora,
             add_gated=self._add_gated,
         )
         # Of torch's functions, by their names.
@@ -268,6 +270,16 @@ class Recorder:
         self._add("activate", self.place(x), ACTIVATIONS[activation], gated, size, self.place(out), on_logits=on_logits)
         return out
 
+    def _lora(self, y: torch.Tensor, x: torch.Tensor | None, stack: PackedStack, scale: float = 1.0) -> None:
+        on_logits = self._on_logits(y)
+        rows = (None, 0) if x is None else (self.place(x), x.stride(0))
+        out, thin = (self.place(y), y.stride(0)), self._thin(stack, on_logits)
+        self._add("lora", self._stacks([stack]), *rows, scale, *out, thin, on_logits=on_logits)
+
+    def _thin(self, stack: PackedStack, on_logits: bool) -> Place:
+        """Room for the products of rows and thin matrices."""
+        return self.place(self.rows((len(stack.bands) - 1) * MAX_RANK, on_logits))
+
     def _experts(
         self, x: torch.Tensor, router: Router, moe: MoEConfig, experts: PackedExpertWeights, activation: str
     ) -> torch.Tensor:
@@ -282,13 +294,15 @@ class Recorder:
         flags = (moe.group_score == "best_two", moe.renormalise, moe.simulate == "uniform")
         router_places = map(self._address, (router.weight, router.logit_bias, router.bias))
         routing = (*router_places, size, *counts, *flags, moe.scale, moe.jitter)
-        self._add("route", *routing, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
+        of_router, of_experts = experts.adapters[2:], experts.adapters[:2]
+        added = self._stacks(of_router), self._thin(of_router[0], on_logits) if of_router else None
+        self._add("route", *routing, *added, self.place(x), self.place(scores), *chosen, on_logits=on_logits)
         kind, clamp = ACTIVATIONS[activation], moe.clamped_gate or (0.0, 0.0)
         if moe.clamped_gate is not None:
             kind = CLAMPED
         out = self.rows(size, on_logits)
         parts = (self._structs(experts.weights), *map(self._address, (experts.gate_up_bias, experts.down_bias)))
-        shape = (moe.experts, moe.per_token, kind, *clamp)
+        shape = (moe.experts, moe.per_token, kind, *clamp, self._stacks(of_experts))
         self._add("experts", *parts, *shape, self.place(x), *chosen, self.place(out), on_logits=on_logits)
         return out
 
@@ -370,6 +384,12 @@ class Recorder:
         structs = structs_of(parts)
         self._kept.append((structs, list(parts)))
         return ctypes.addressof(structs)
+
+    def _stacks(self, stacks: Sequence[PackedStack]) -> int | None:
+        made = [Lora(of.thin.ctypes.data, len(of.bands) - 1, of.inputs, of.bands.ctypes.data) for of in stacks]
+        structs = (Lora * len(made))(*made)
+        self._kept.append((structs, list(stacks)))
+        return ctypes.addressof(structs) if made else None
 
 
 class RecordingAttention(AttentionBackend):

@@ -9,7 +9,7 @@ import ctypes
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -24,6 +24,8 @@ from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.models.registry import build_model, runs_transformers
 from bough.native.tape import Step, ThreadPool
+
+ADAPTED: Any = SimpleNamespace(tokens=None, among=lambda *_: None)  # each step says which of its rows have adapters
 
 
 def why_not_recorded(config: ModelConfig) -> str | None:
@@ -54,7 +56,7 @@ def record_forward(
     # A tape reads what it needs of the batch from each step. The recorder knows the slots of a KV group by offset.
     slots = torch.empty((len(model.config.kv_groups), 1), dtype=torch.int64, device="meta")
     batch = cast(AttentionBatch, SimpleNamespace(slots=tuple(slots), positions=recorder.positions))
-    context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices)
+    context = ForwardContext(RecordingAttention(recorder), pool, batch, logits_indices, adapters=ADAPTED)
     return model.forward(recorder.positions, context)
 
 
@@ -74,10 +76,10 @@ class NativeTapes:
         model, finish = self.model, partial(self._recorder.finish, self._library)
         with Recording(self._recorder):
             nothing = torch.empty(1, dtype=torch.int64, device="meta")
-            self.last_tokens = finish(None, model.logits(self._forward(nothing)))
+            self.last_tokens = finish(None, model.logits(self._forward(nothing), ADAPTED.among))
             self.all_tokens = finish(None, self._forward(None))
             hidden = self._recorder.rows(model.config.hidden_size, on_logits=True)
-            self.logits = finish(hidden, model.logits(hidden))
+            self.logits = finish(hidden, model.logits(hidden, ADAPTED.among))
         tapes = (self.last_tokens, self.all_tokens, self.logits)
         size = max(recorded.tape.scratch_bytes(self._tokens, self.thread_pool.threads) for recorded in tapes)
         self._scratch = aligned_bytes(size)

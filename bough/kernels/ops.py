@@ -17,7 +17,7 @@ from bough.kernels.activation.reference import gated_mul
 from bough.kernels.embedding.reference import embedding
 from bough.kernels.experts.reference import Matrices, Spread, experts, find_places
 from bough.kernels.latent_attention.reference import latent_store_
-from bough.kernels.lora.reference import AdapterStack, GroupedRows, PairAdapters, lora_
+from bough.kernels.lora.reference import AdapterStack, GroupedRows, PackedStack, PairAdapters, lora_
 from bough.kernels.norm_rope_store.reference import norm_rope_store_
 from bough.kernels.quant_linear.packed import PackedWeight
 from bough.kernels.recurrence.reference import causal_conv_, recurrence_
@@ -86,6 +86,7 @@ class PackedExpertWeights(NamedTuple):
     weights: Sequence[PackedWeight]  # gate, up and down of each expert in turn
     gate_up_bias: torch.Tensor | None  # [experts, outputs]
     down_bias: torch.Tensor | None
+    adapters: Sequence[PackedStack] = ()  # of gate and up, of down, and of the router
 
 
 def take_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -204,3 +205,5 @@ class PackedOps(Ops):
     packed_linear: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor | None], torch.Tensor]
     # Rows, their router, how it chooses, the experts and their activation.
     packed_experts: Callable[..., torch.Tensor]
+    # Adds what adapters make of rows to their product; without rows, of the columns that are the step's token ids.
+    packed_lora: Callable[[torch.Tensor, torch.Tensor | None, PackedStack, float], None]

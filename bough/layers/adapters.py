@@ -5,19 +5,30 @@ the tokens that chose it.
 compute with which slot. Without such tokens a layer does what it would do without adapters.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 
 from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext
 from bough.core.model_config import MoEConfig
-from bough.kernels.lora.reference import LEAST_RANK, AdapterStack, GroupedRows, PairAdapters, tiles_of
-from bough.kernels.ops import Activation, NormedSum, Router, WithNorm, WithSum
+from bough.kernels.lora.reference import (
+    LEAST_RANK,
+    MAX_RANK,
+    AdapterStack,
+    GroupedRows,
+    PackedStack,
+    PairAdapters,
+    tiles_of,
+    to_tiles,
+)
+from bough.kernels.ops import Activation, NormedSum, PackedOps, Router, WithNorm, WithSum
 from bough.layers.placement import ExpertsMaker, Placement, TableMaker, WeightMaker
 from bough.layers.schemes.base import ExpertWeights, Gate, GatedRows, LinearWeight, Part, Rows, TableWeight, bands
+from bough.layers.schemes.packed import PackedExperts
 from bough.layers.schemes.plain import MatrixExperts
 from bough.layers.weights import WeightSlot
 
@@ -26,6 +37,7 @@ from bough.layers.weights import WeightSlot
 # of an expert without its number, and a first dimension more.
 Adapter = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 Makers = tuple[WeightMaker, TableMaker, ExpertsMaker]
+ThinMaker = Callable[..., "ThinMatrices"]
 # The second is the name of what adapters change at a model's end, also where it is the embedding's table.
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 WHOLE = slice(None)
@@ -90,6 +102,32 @@ class ThinMatrices:
         self._placement.ops.lora_(product, x, self.stack._replace(down=same), rows)
 
 
+class PackedThin(ThinMatrices):
+    """The same for the native CPU kernels, which read an adapter where it lies: a slot has addresses."""
+
+    def __init__(self, slots: int, inputs: int, parts: Sequence[Part], placement: Placement, experts: int = 0) -> None:
+        super().__init__(inputs, parts, placement, experts)
+        self.rank, self._ops = MAX_RANK, cast(PackedOps, placement.ops)
+        starts = np.array([0, *(band.stop for band in self._bands)], np.int64)
+        self.packed = PackedStack(np.zeros((slots, experts or 1, len(parts), 3), np.int64), inputs, starts)
+        self._held: dict[int, Adapter] = {}
+
+    def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
+        self._held[slot], thin = adapter, self.packed.thin[slot]
+        for number, name in enumerate(self.matrices()):
+            both = adapter.get(name, ())
+            for column, tiles in enumerate(both):  # of one expert behind those of the other
+                thin[:, number, column] = tiles.data_ptr() + np.arange(len(thin)) * (tiles.nbytes // len(thin))
+            thin[:, number, 2] = both[1].shape[-2] if both else 0
+            yield int(thin[0, number, 2])
+
+    def add_(self, product: torch.Tensor, x: torch.Tensor, rows: GroupedRows) -> None:
+        self._ops.packed_lora(product, x, self.packed, 1.0)
+
+    def add_columns_(self, product: torch.Tensor, columns: torch.Tensor, scale: float, rows: GroupedRows) -> None:
+        self._ops.packed_lora(product, None, self.packed, scale)
+
+
 class AdapterSlots:
     """The layers of one model that adapters may change."""
 
@@ -99,20 +137,32 @@ class AdapterSlots:
         self._weights: list[ThinMatrices] = []
         self._rare: list[AdaptedExperts | AdaptedTable] = []  # whose memory is taken when some adapter changes them
         self._ranks: torch.Tensor | None = None  # [slots, matrices of all layers] int32
+        self._packed = False  # for native kernels, which need no memory in slots
 
     def over(self, weight: WeightMaker, table: TableMaker, experts: ExpertsMaker) -> Makers:
         """The scheme, with adapters over its weights."""
         adapted = partial(self._make_experts, experts) if self._experts else experts
         return partial(self._make_weight, weight), partial(self._make_table, table), adapted
 
+    def _thin(self, inputs: int, parts: Sequence[Part], placement: Placement, experts: int = 0) -> ThinMatrices:
+        if not isinstance(placement.ops, PackedOps):
+            return ThinMatrices(inputs, parts, placement, experts)
+        self._packed = True
+        return PackedThin(self.count, inputs, parts, placement, experts)
+
+    def form(self, matrix: torch.Tensor) -> torch.Tensor:
+        """A thin matrix as slots take it."""
+        return to_tiles(matrix) if self._packed else matrix.contiguous()
+
     def _make_weight(
         self, make: WeightMaker, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement
     ) -> LinearWeight:
-        self._weights.append(ThinMatrices(in_features, parts, placement))
+        self._weights.append(self._thin(in_features, parts, placement))
         return AdaptedWeight(make(in_features, parts, bias, placement), self._weights[-1], placement)
 
     def _make_table(self, make: TableMaker, vocab_size: int, hidden_size: int, placement: Placement) -> TableWeight:
-        table = AdaptedTable(make(vocab_size, hidden_size, placement), vocab_size, hidden_size, placement)
+        thin = partial(self._thin, placement=placement)
+        table = AdaptedTable(make(vocab_size, hidden_size, placement), vocab_size, hidden_size, thin)
         self._rare.append(table)
         return table
 
@@ -122,7 +172,8 @@ class AdapterSlots:
         if moe.beside_mlp:  # whose router has a norm of its own; these cannot be changed
             return make(hidden_size, moe, placement)
         alone = replace(moe, shared_size=0)  # those that every token passes are then a layer of their own
-        experts = AdaptedExperts(make(hidden_size, alone, placement), hidden_size, moe, placement)
+        thin = partial(self._thin, placement=placement)
+        experts = AdaptedExperts(make(hidden_size, alone, placement), hidden_size, moe, placement, thin)
         self._rare.append(experts)
         return experts
 
@@ -142,6 +193,8 @@ class AdapterSlots:
 
     def lacks(self, adapter: Adapter) -> bool:
         """Whether there is no memory for it yet."""
+        if self._packed:
+            return False
         rank = max((down.shape[-2] for down, _ in adapter.values()), default=1)
         return rank > self.rank or any(not thin.rank and thin.named_in(adapter) for thin in self._all())
 
@@ -161,9 +214,9 @@ class AdapterSlots:
 
     def place(self, slot: int, adapter: Adapter) -> None:
         """Copies an adapter into the slot."""
-        assert self._ranks is not None
         ranks = [rank for thin in self._all() for rank in thin.place(slot - 1, adapter)]
-        self._ranks[slot - 1].copy_(torch.tensor(ranks, dtype=torch.int32), non_blocking=True)
+        if self._ranks is not None:
+            self._ranks[slot - 1].copy_(torch.tensor(ranks, dtype=torch.int32), non_blocking=True)
 
 
 class AdaptedWeight(LinearWeight):
@@ -204,15 +257,19 @@ class AdaptedExperts(ExpertWeights):
 
     has_shared = False
 
-    def __init__(self, weight: ExpertWeights, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
+    def __init__(
+        self, weight: ExpertWeights, hidden_size: int, moe: MoEConfig, placement: Placement, thin: ThinMaker
+    ) -> None:
         self._weight, self._ops = weight, placement.ops
         held = placement.topology.in_expert.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = held.stop - held.start
         parts = [Part(f"{name}_proj", inner, (held,)) for name in ("gate", "up")]
-        self._gate_up = ThinMatrices(hidden_size, parts, placement, moe.experts)
-        self._down = ThinMatrices(inner, [Part("down_proj", hidden_size, (WHOLE, held))], placement, moe.experts)
-        self._router = ThinMatrices(hidden_size, [Part("gate", moe.experts, (WHOLE,))], placement)
+        self._gate_up = thin(hidden_size, parts, experts=moe.experts)
+        self._down = thin(inner, [Part("down_proj", hidden_size, (WHOLE, held))], experts=moe.experts)
+        self._router = thin(hidden_size, [Part("gate", moe.experts, (WHOLE,))])
         self.thin = [self._gate_up, self._down, self._router]
+        if isinstance(weight, PackedExperts):  # whose operation does it all
+            weight.adapters = [cast(PackedThin, thin).packed for thin in self.thin]
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         if ctx.adapters is None or not self._changed(ctx):
@@ -236,6 +293,8 @@ class AdaptedExperts(ExpertWeights):
         return super().after_norm(inputs, router, activation, ctx)
 
     def _changed(self, ctx: ForwardContext) -> bool:
+        if isinstance(self._weight, PackedExperts):
+            return False
         return ctx.adapters is not None and any(thin.rank for thin in self.thin)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -247,10 +306,10 @@ class AdaptedExperts(ExpertWeights):
 class AdaptedTable:
     """A vocabulary, and what adapters add to it where tokens become vectors and where hidden states become logits."""
 
-    def __init__(self, table: TableWeight, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, table: TableWeight, vocab_size: int, hidden_size: int, thin: ThinMaker) -> None:
         self._table = table
-        self._embedding = ThinMatrices(vocab_size, [Part("", hidden_size, (WHOLE,))], placement)
-        self._head = ThinMatrices(hidden_size, [Part(HEAD, vocab_size, (WHOLE,))], placement)
+        self._embedding = thin(vocab_size, [Part("", hidden_size, (WHOLE,))])
+        self._head = thin(hidden_size, [Part(HEAD, vocab_size, (WHOLE,))])
         self.thin: list[ThinMatrices] = []  # that can be changed, once the table has a name
 
     def embed(self, token_ids: torch.Tensor, scale: float, adapters: AdapterRows | None = None) -> torch.Tensor:

@@ -20,6 +20,7 @@ from bough.core.control import ADAPTER_FILES
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
+from bough.kernels.lora.reference import MAX_RANK
 from bough.layers.adapters import Adapter
 from bough.loader.source import SafetensorsSource
 from bough.models.names import find_tensors, fused_experts, nested
@@ -35,7 +36,6 @@ REFUSED = (
     "use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying",
 )  # fmt: skip
 PARAMETERS = (".experts.gate_up_proj", ".experts.down_proj")  # of all experts of a layer
-MOST_RANK = 256
 Thin = tuple[torch.Tensor, torch.Tensor]
 CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # ways to begin a training that change the model itself, too
 
@@ -84,7 +84,7 @@ def read_adapter(
             if down.shape[1] != inputs == len(up):  # which comes first in the parameter is up to PEFT's version
                 down, up = up.T, down.T
         rank = len(down)
-        if rank > (most := settings.max_lora_rank or MOST_RANK):
+        if rank > (most := settings.max_lora_rank or MAX_RANK):
             raise ModelError(f"{folder} has rank {rank}, and at most {most} is allowed (--max-lora-rank, up to 256).")
         if at.rows is not None:
             rows = list(range(len(up))[at.rows] if isinstance(at.rows, slice) else at.rows)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bough.distributed.group import RankGroup
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
-    from bough.layers.adapters import AdapterSlots
+    from bough.layers.adapters import AdapterSlots, Makers
     from bough.layers.placement import TableMaker
     from bough.layers.schemes.stored import FormOf
     from bough.layers.spread import SpreadExperts
@@ -167,7 +167,9 @@ def build_model(
         weight = functools.partial(PackedLinear, quantization=quantization)
         packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
         own_experts = functools.partial(PackedExperts, quantization=quantization)
-        placement = Placement(topology, dtype, device, ranks, packed_ops, weight, packed_table, own_experts)
+        makers: Makers = weight, packed_table, own_experts
+        makers = makers if adapters is None else adapters.over(*makers)
+        placement = Placement(topology, dtype, device, ranks, packed_ops, *makers)
     else:
         ops = ops_for(device, deterministic)
         scheme, experts, head = makers_for(quantization)

@@ -31,8 +31,8 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "activate": (Address, Int, Bool, Size, Address),
     "take_rows": (Address, Size, Size, Bool, Address),
     "softcap": (Address, Size, Float),
-    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, Float, *[Address] * 4),
-    "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 4),
+    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, Float, *[Address] * 6),
+    "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 5),
     "add_gated": (*[Address] * 4, Size, Address),
     "layer_norm": (*[Address] * 3, Float, Size, Address),
     "scale_shift": (Address, Float, Address, Size, Address),
@@ -42,6 +42,7 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
         *(Address, Address, Address, Int, Int),
     ),
     "by_head": (Address, Size, Size, Address, Size, *[Int] * 4, Bool, Address, Size, Size),
+    "lora": (Address, Address, Size, Float, Address, Size, Address),
 }
 KINDS = list(ARGUMENTS)
 STRUCTS = {
@@ -70,6 +71,12 @@ class Spans(ctypes.Structure):
     _fields_ = (("bounds", Address), ("count", Size))
 
 
+class Lora(ctypes.Structure):
+    """`bough_lora` of lora.h."""
+
+    _fields_ = (("thin", Address), ("matrices", Size), ("inputs", Size), ("bands", Address))
+
+
 class Step(ctypes.Structure):
     """`bough_step` of step.h."""
 
@@ -78,7 +85,7 @@ class Step(ctypes.Structure):
         *_each(Address, "token_ids", "positions", "slots", "logits_indices"),
         *_each(Address, "rows", "query_starts", "context_lens", "page_table"),
         *_each(Size, "slots_stride", "page_table_stride", "page_table_width", "page_size"),
-        ("common", Address),
+        *_each(Address, "media", "is_media", "adapters", "logits_adapters", "common"),
         *_each(Spans, "prompts", "logits_prompts"),
     )
 

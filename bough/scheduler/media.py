@@ -68,7 +68,7 @@ class Media:
             return message.namespace
         if (media := self._limits.media) is None:
             if any(item.kind == "embeds" for item in items):
-                text = "input_embeds need --attention-backend torch, or a GPU; the native kernels read tokens alone."
+                text = "This model reads no input_embeds here; send text or input_ids."
                 raise RequestError(text, field="input_embeds")
             raise RequestError("This engine reads text alone: it has no encoder for images, video or sound.")
         for item in items:

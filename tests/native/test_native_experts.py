@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from bough.core.model_config import MoEConfig
 from bough.executor.native_recorder import Recorder
 from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts.reference import experts as plain_experts
+from bough.kernels.lora.reference import PackedStack, to_tiles
 from bough.kernels.ops import PackedExpertWeights, Router, add_gated
 from bough.kernels.quant_linear.packed import FillingWeight, PackedWeight, aligned_bytes
 from bough.kernels.routing.reference import route
@@ -68,13 +70,20 @@ class Layer:
     def routes(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return route(torch.nn.functional.linear(x, self.router, self.router_bias), self.moe, self.correction)
 
-    def run(self, library: ctypes.CDLL, x: torch.Tensor, threads: int = 1) -> torch.Tensor:
+    def run(
+        self,
+        library: ctypes.CDLL,
+        x: torch.Tensor,
+        threads: int = 1,
+        adapters: Sequence[PackedStack] = (),
+        slots: list[int] | None = None,
+    ) -> torch.Tensor:
         recorder = Recorder(tokens=len(x), logits=1)
         entry = recorder.rows(HIDDEN, on_logits=False)
-        experts = PackedExpertWeights(self.packed, self.gate_up_bias, self.down_bias)
+        experts = PackedExpertWeights(self.packed, self.gate_up_bias, self.down_bias, adapters)
         router = Router(self.router, self.correction, self.router_bias)
         result = recorder.ops.packed_experts(entry, router, self.moe, experts, "silu")
-        return run(library, recorder, entry, result, x, threads)
+        return run(library, recorder, entry, result, x, threads, slots)
 
 
 def pack(matrix: torch.Tensor, quantization: str) -> PackedWeight:
@@ -84,14 +93,22 @@ def pack(matrix: torch.Tensor, quantization: str) -> PackedWeight:
 
 
 def run(
-    library: ctypes.CDLL, recorder: Recorder, entry: torch.Tensor, result: torch.Tensor, x: torch.Tensor, threads: int
+    library: ctypes.CDLL,
+    recorder: Recorder,
+    entry: torch.Tensor,
+    result: torch.Tensor,
+    x: torch.Tensor,
+    threads: int,
+    slots: list[int] | None = None,
 ) -> torch.Tensor:
     recorded, pool = recorder.finish(library, entry, result), ThreadPool(library, threads)
     assert recorded.input is not None
     recorded.input[:] = x
     scratch = aligned_bytes(recorded.tape.scratch_bytes(len(x), threads))
     scratch[:] = 0xFF  # what nobody wrote is no number
-    pool.run(recorded.tape, Step(tokens=len(x)), scratch.ctypes.data)
+    own = np.array(slots or [], dtype=np.int64)
+    adapters = own.ctypes.data if len(own) else None
+    pool.run(recorded.tape, Step(tokens=len(x), adapters=adapters), scratch.ctypes.data)
     return recorded.result.clone()
 
 
@@ -142,6 +159,26 @@ def test_a_token_has_the_same_result_in_any_company(any_tier: ctypes.CDLL, quant
     together = layer.run(any_tier, x, threads=2)
     for token in (0, 17, 599):
         assert torch.equal(layer.run(any_tier, x[token : token + 1])[0], together[token])
+
+
+def test_adapters_have_the_same_result_in_any_company(any_tier: ctypes.CDLL) -> None:
+    """Without one, that of experts without any; the third slot changes nothing."""
+    layer, x, draw = Layer(MOE, "int4"), tokens(600), torch.Generator().manual_seed(3)
+    held, stacks = [], []
+    for experts, inputs, outputs in ((12, HIDDEN, (INNER, INNER)), (12, INNER, (HIDDEN,)), (1, HIDDEN, (12,))):
+        thin = np.zeros((3, experts, len(outputs), 3), np.int64)
+        for slot, expert, matrix in np.ndindex(2, experts, len(outputs)):
+            rank = 3 + 20 * slot + expert % 2
+            shapes = (rank, inputs), (outputs[matrix], rank)
+            held.append([to_tiles(torch.randn(shape, generator=draw) * 0.2) for shape in shapes])
+            thin[slot, expert, matrix] = *(tiles.data_ptr() for tiles in held[-1]), rank
+        stacks.append(PackedStack(thin, inputs, np.cumsum([0, *outputs])))
+    slots: list[int] = torch.randint(0, 4, (600,), generator=draw).tolist()
+    together, plain = layer.run(any_tier, x, 2, stacks, slots), layer.run(any_tier, x)
+    for token in range(0, 600, 23):
+        alone = layer.run(any_tier, x[token : token + 1], 1, stacks, slots[token : token + 1])[0]
+        assert torch.equal(alone, together[token])
+        assert torch.equal(alone, plain[token]) == (slots[token] in (0, 3))
 
 
 def test_what_is_no_number_shows_in_its_token_alone(any_tier: ctypes.CDLL) -> None:

@@ -189,7 +189,7 @@ def test_another_machine_s_products_under_an_emulator(run_emulated: RunDriver) -
     assert run_emulated("linear_driver.c", DRIVEN) in ("neon neon\n", "avx2 avx2\n")
 
 
-EXPERTS = [*DRIVEN, "ops*.c", "experts.c"]
+EXPERTS = [*DRIVEN, "ops*.c", "experts.c", "lora.c"]
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])

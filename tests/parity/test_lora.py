@@ -6,20 +6,27 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from bough.core.errors import RequestError, SettingsError
+from bough.client.embeds import embedded
+from bough.core.errors import RequestError
 from bough.messages.requests import LogprobRequest
+from bough.native.library import instruction_sets, load_library
 from tests.fakes.adapters import ATTENTION, EMBEDDING, EXPERTS, HEAD, LINEAR, ROUTER, merge, write_adapter
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.ranks import MODELS
 from tests.parity.engines import LocalEngine
+from tests.parity.gguf_writer import GgufWriter
 
 NEW = 10
-FLAGS = {"dtype": "float32", "attention_backend": "torch", "max_total_tokens": 4096}
+FLAGS = {"dtype": "float32", "attention_backend": "torch", "max_total_tokens": 4096}  # of models to compare with
+ADAPTED = {"dtype": "float32", "max_total_tokens": 4096, "enable_lora": True}
+LIBRARY = load_library()
+SETS = [] if LIBRARY is None else instruction_sets(LIBRARY)
 # Rank, modules and the rest of the configuration of each.
 KINDS: dict[str, dict[str, object]] = {
     "all": {},
@@ -54,7 +61,7 @@ PROMPTS = prompts_of(3)
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("lora")
-    base = write_checkpoint(folder / "base", 1)
+    base = write_checkpoint(folder / "base", 1, intermediate_size=288)  # more than the largest rank
     adapters = {
         name: write_adapter(folder / name, base, seed, **options)  # type: ignore[arg-type]
         for seed, (name, options) in enumerate(KINDS.items())
@@ -70,7 +77,7 @@ def outputs_of(engine: LocalEngine, prompts: list[list[int]]) -> list[list[int]]
 
 
 def engine_for(trained: Trained, **flags: object) -> LocalEngine:
-    engine = LocalEngine(trained.base, new=NEW, **{**FLAGS, "enable_lora": True, **flags})
+    engine = LocalEngine(trained.base, new=NEW, **{**ADAPTED, **flags})
     assert engine.adapters is not None
     for name, path in trained.adapters.items():
         engine.adapters.load(name, str(path))
@@ -91,6 +98,8 @@ def test_alone(trained: Trained, name: str) -> None:
         {"max_loras_per_batch": 10, "page_size": 4, "enable_mixed_chunk": False},
         {"max_loras_per_batch": 3, "speculative_algorithm": "NGRAM"},
         {"max_loras_per_batch": 10, "disable_radix_cache": True, "disable_overlap_schedule": True},
+        {"max_loras_per_batch": 3, "attention_backend": "torch"},
+        *({"max_loras_per_batch": 10, "cpu_instruction_set": name, "cpu_threads": 3} for name in SETS),
     ],
     ids=str,
 )
@@ -147,7 +156,7 @@ def test_prompt_logprobs_are_those_of_the_adapter(trained: Trained) -> None:
 def test_adapters_of_the_embedding_and_of_the_head(tmp_path: Path, tied: bool) -> None:
     """Beside one of linear layers and none; a tied head is changed apart from the embedding."""
     base, names = write_checkpoint(tmp_path / "base", 1, tie_word_embeddings=tied), ["embedding", "head", "ends", "q"]
-    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    engine = LocalEngine(base, new=NEW, **ADAPTED)
     assert engine.adapters is not None
     expected, kinds = {"": outputs_of(engine, PROMPTS)}, [(EMBEDDING,), (HEAD,), (EMBEDDING, HEAD, *LINEAR), LINEAR[:1]]
     for seed, (name, modules) in enumerate(zip(names, kinds, strict=True)):
@@ -165,7 +174,7 @@ def test_adapters_of_the_embedding_and_of_the_head(tmp_path: Path, tied: bool) -
 def test_prompt_logprobs_are_those_of_the_adapters_head(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base", 1)
     adapter = write_adapter(tmp_path / "a", base, 4, modules=(EMBEDDING, HEAD))
-    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    engine = LocalEngine(base, new=NEW, **ADAPTED)
     merged = LocalEngine(merge(base, adapter, tmp_path / "merged"), new=NEW, **FLAGS)
     assert engine.adapters is not None
     engine.adapters.load("a", str(adapter))
@@ -175,6 +184,18 @@ def test_prompt_logprobs_are_those_of_the_adapters_head(tmp_path: Path) -> None:
     runs = [engine.out.started[1].input_logprobs, merged.out.started[0].input_logprobs]
     found, expected = (np.frombuffer(run.logprobs, dtype=np.float32) for run in runs if run is not None)
     assert len(found) == len(PROMPTS[0]) - 1 and found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
+def test_vectors_in_the_place_of_tokens_have_nothing_of_the_embeddings_adapter(trained: Trained) -> None:
+    given = embedded(np.random.default_rng(5).normal(size=(20, 64)) * 0.3)
+    ids, found = given["ids"].tolist(), []
+    for backend in ("native", "torch"):
+        engine, names = engine_for(trained, attention_backend=backend), ["ends", "", "all", "ends"]
+        got = engine.ask(ids, ids, ids, PROMPTS[1], adapters=names, media=[given["media"]] * 3 + [None])
+        found.append([output for output, _ in got])
+    assert found[0] == found[1] and found[0][3] == trained.expected["ends"][1]
+    assert len(set(map(str, found[0][:3]))) == 3
 
 
 def test_an_adapter_of_fused_modules(tmp_path: Path) -> None:
@@ -188,7 +209,7 @@ def test_an_adapter_of_fused_modules(tmp_path: Path) -> None:
     transformers.Phi3ForCausalLM(config).save_pretrained(base)
     modules = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     adapter = write_adapter(tmp_path / "adapter", base, 5, modules=modules)
-    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    engine = LocalEngine(base, new=NEW, **ADAPTED)
     assert engine.adapters is not None
     engine.adapters.load("a", str(adapter))
     merged = outputs_of(LocalEngine(merge(base, adapter, tmp_path / "merged"), new=NEW, **FLAGS), PROMPTS)
@@ -209,7 +230,7 @@ OF_EXPERTS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize(("model", "kinds"), [("moe", tuple(OF_EXPERTS)[:-1]), ("latent", ("all", "shared"))])
 def test_adapters_of_experts_and_none_in_one_batch(tmp_path: Path, model: str, kinds: tuple[str, ...]) -> None:
     base = write_checkpoint(tmp_path / "base", 1, **MODELS[model], max_position_embeddings=256)
-    engine = LocalEngine(base, new=NEW, **{**FLAGS, "enable_lora": True})
+    engine = LocalEngine(base, new=NEW, **ADAPTED)
     assert engine.adapters is not None
     expected = {"": outputs_of(LocalEngine(base, new=NEW, **FLAGS), PROMPTS)}
     for seed, name in enumerate(kinds):
@@ -283,7 +304,7 @@ def test_peft_gives_the_same_tokens_where_it_changes_experts(
         for parameter in (each for name, each in adapted.named_parameters() if "lora_" in name):
             parameter.normal_(0, 0.25)
     adapted.save_pretrained(tmp_path / "adapter")
-    engine = LocalEngine(tmp_path / "base", new=NEW, **{**FLAGS, "enable_lora": True})
+    engine = LocalEngine(tmp_path / "base", new=NEW, **ADAPTED)
     assert engine.adapters is not None
     engine.adapters.load("a", str(tmp_path / "adapter"))
     expected = [peft_tokens(adapted, prompt) for prompt in PROMPTS]
@@ -315,8 +336,42 @@ def test_a_request_that_names_no_loaded_adapter_is_refused(trained: Trained) -> 
         engine.adapters.namespace("absent", "")
 
 
-def test_native_kernels_refuse_adapters(trained: Trained) -> None:
-    with pytest.raises(SettingsError, match="do not apply adapters"):
-        LocalEngine(trained.base, new=1, enable_lora=True, attention_backend="native")
-    with pytest.raises(SettingsError, match="do not apply adapters"):
-        LocalEngine(trained.base, new=1, enable_lora=True, quantization="int8")
+def input_logprobs(engine: LocalEngine, *names: str) -> list[np.ndarray[Any, Any]]:
+    """Of a prompt with each adapter, all at once."""
+    first = len(engine.out.outputs)
+    engine.ask(*[PROMPTS[2]] * len(names), adapters=names if engine.adapters else (), logprobs=LogprobRequest(start=0))
+    found = [engine.out.started[handle].input_logprobs for handle in range(first, first + len(names))]
+    return [np.frombuffer(each.logprobs, dtype=np.float32) for each in found if each is not None]
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_bits_are_those_of_a_request_alone(trained: Trained, quantization: str, instructions: str) -> None:
+    """Without an adapter, those of an engine that takes none."""
+    flags = {"quantization": quantization, "cpu_instruction_set": instructions, "disable_radix_cache": True}
+    engine, names = engine_for(trained, max_loras_per_batch=10, cpu_threads=3, **flags), ["", *KINDS]
+    plain = LocalEngine(trained.base, new=NEW, dtype="float32", max_total_tokens=4096, **flags)
+    alone = input_logprobs(plain, "") + [input_logprobs(engine, name)[0] for name in KINDS]
+    together = input_logprobs(engine, *reversed(names))[::-1]
+    assert [each.tobytes() for each in together] == [each.tobytes() for each in alone]
+    assert engine.ask(PROMPTS[0], PROMPTS[0], adapters=["", "all"])[0] == plain.ask(PROMPTS[0])[0]
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the CPU kernels are not compiled")
+@pytest.mark.parametrize("stored", ["int8", "Q8_0", "F32"])
+def test_quantised_weights_with_adapters_are_near_merged_ones(trained: Trained, tmp_path: Path, stored: str) -> None:
+    """Of a GGUF file, too, which has the rows of queries and keys in another order."""
+    if stored == "int8":
+        engine = engine_for(trained, quantization=stored)
+    else:
+        kind = gguf.GGMLQuantizationType[stored]
+        path = GgufWriter(trained.base, "LLAMA").write(tmp_path / "base.gguf", kind)
+        engine = engine_for(trained._replace(base=path))
+    for name in ("all", "rank256", "ends"):
+        if stored == "F32":
+            assert [engine.ask(prompt, adapters=[name])[0][0] for prompt in PROMPTS] == trained.expected[name]
+            continue
+        merged = LocalEngine(merge(trained.base, trained.adapters[name], tmp_path / name), new=NEW, **FLAGS)
+        [found], [expected] = input_logprobs(engine, name), input_logprobs(merged, "")
+        [plain] = input_logprobs(engine, "")
+        assert np.abs(found - expected).mean() < 0.3 * np.abs(plain - expected).mean()

@@ -215,7 +215,7 @@ VECTORS = MediaPrompt(tuple(msgspec.structs.replace(item, kind="embeds") for ite
     ("ids", "media", "changes", "words"),
     [
         (IDS, SHOWN, {"media": None}, "reads text alone"),
-        (IDS, VECTORS, {"media": None}, "^input_embeds need --attention-backend torch"),
+        (IDS, VECTORS, {"media": None}, "^This model reads no input_embeds here"),
         (IDS, None, {}, "has 4 places for media, and its items take 0"),
         ([1, 2, 3, 4, 5, 6], SHOWN, {}, "has 0 places for media, and its items take 4"),
         (IDS[1:], SHOWN, {}, "or stand elsewhere"),

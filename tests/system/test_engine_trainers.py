@@ -195,11 +195,14 @@ def test_models_without_experts_and_engines_without_the_flag_refuse(engine: Engi
         Engine(folder, max_total_tokens=512, pp_size=2, **MIXTURE)
 
 
-def test_vectors_in_the_place_of_tokens_are_read_as_transformers_reads_them(folder: Path, reference: Any) -> None:
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_vectors_in_the_place_of_tokens_are_read_as_transformers_reads_them(
+    folder: Path, reference: Any, backend: str
+) -> None:
     table = reference.get_input_embeddings().weight.detach()
     draw = torch.Generator().manual_seed(3)
     strange = [torch.randn(count, table.shape[1], generator=draw) * 0.3 for count in (5, 40, 5)]
-    settings = {"attention_backend": "torch", "chunked_prefill_size": 16, "max_total_tokens": 2048}
+    settings = {"attention_backend": backend, "chunked_prefill_size": 16, "max_total_tokens": 2048}
     with Engine(folder, **OPTIONS, **settings) as engine:
         for vectors in (strange, [torch.cat([strange[0], strange[2]])]):
             given: Any = [each.tolist() for each in vectors] if len(vectors) > 1 else vectors[0].numpy()
@@ -230,8 +233,3 @@ def test_vectors_in_the_place_of_tokens_are_read_as_transformers_reads_them(fold
             assert caught.value.field == "input_embeds"
         with pytest.raises(RequestError, match="exactly one"):
             engine.generate("text", input_embeds=given)
-
-
-def test_engines_that_read_no_vectors_say_which_do(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="--attention-backend torch"):
-        engine.generate(input_embeds=[[0.0] * 64], sampling_params=GREEDY)

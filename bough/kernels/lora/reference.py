@@ -10,6 +10,8 @@ TILE = 1024  # outputs that one program adds to, or four where rows are few
 LEAST_RANK = 16  # that tensor cores multiply
 FEW_ROWS, MANY_ROWS = 16, 64  # of a slot that one program takes
 MOST_FEW = 512  # rows of a step that is cut into small blocks
+MAX_RANK = 256  # of adapters; BOUGH_MAX_RANK of lora.h
+TILE_ROWS = 16  # of linear_tile.h
 
 Ints = npt.NDArray[np.int32]
 
@@ -24,6 +26,21 @@ class AdapterStack(NamedTuple):
     bands: tuple[slice, ...]  # the outputs of each matrix
     tiles: torch.Tensor  # [tiles, 3] int32, see `tiles_of`
     experts: int = 1
+
+
+class PackedStack(NamedTuple):
+    """The same for the native CPU kernels, as `bough_lora` of lora.h has it."""
+
+    thin: npt.NDArray[np.int64]  # [slots, experts or 1, matrices, 3]: addresses of A and B in tiles, and their rank
+    inputs: int
+    bands: npt.NDArray[np.int64]  # [matrices + 1] where the outputs of each begin
+
+
+def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
+    """[.., rows, inputs] as tiles [.., 16 rows each, inputs, row], padded with zeros."""
+    padded = torch.nn.functional.pad(matrix, (0, 0, 0, -matrix.shape[-2] % TILE_ROWS))
+    tiles = padded.view(*matrix.shape[:-2], -1, TILE_ROWS, matrix.shape[-1])
+    return tiles.transpose(-1, -2).contiguous()
 
 
 class GroupedRows(NamedTuple):

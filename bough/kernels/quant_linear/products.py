@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -21,8 +21,8 @@ class LoneProducts:
         self._alone, self._all = ThreadPool(self._library, 1), ThreadPool(self._library, threads)
         self._scratch = aligned_bytes(0)
         common: dict[str, Any] = {field.name: getattr(REFERENCE, field.name) for field in fields(Ops)}
-        own = (self.embedding, self.linear, _no_experts)
-        self.ops = PackedOps(**common, packed_embedding=own[0], packed_linear=own[1], packed_experts=own[2])
+        own: dict[str, Any] = {"packed_embedding": self.embedding, "packed_linear": self.linear}
+        self.ops = PackedOps(**common, **own, packed_experts=_not_here, packed_lora=_not_here)
 
     def linear(self, x: torch.Tensor, parts: Sequence[PackedWeight], bias: torch.Tensor | None) -> torch.Tensor:
         rows, structs = x.contiguous(), structs_of(parts)
@@ -43,5 +43,5 @@ class LoneProducts:
         return out * scale
 
 
-def _no_experts(*arguments: Any) -> torch.Tensor:
-    raise NotImplementedError("No model that torch runs with packed weights has experts.")
+def _not_here(*arguments: Any) -> NoReturn:
+    raise NotImplementedError("No model that torch runs with packed weights has experts or adapters.")

@@ -12,6 +12,7 @@ import torch
 
 from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
+from bough.kernels.lora.reference import PackedStack
 from bough.kernels.ops import Activation, PackedExpertWeights, PackedOps, Router
 from bough.kernels.quant_linear.packed import FillingWeight
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, Rows, bias_slots, expert_bias_slots
@@ -46,6 +47,7 @@ class PackedExperts(ExpertWeights):
     """The experts of a layer: a packed weight for each of their matrices."""
 
     has_shared = False
+    adapters: Sequence[PackedStack] = ()
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement, quantization: str) -> None:
         self._ops: PackedOps = _packed_ops(placement)
@@ -61,7 +63,7 @@ class PackedExperts(ExpertWeights):
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
         weights = [weight.weight for weight in self._weights.values()]
-        experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias)
+        experts = PackedExpertWeights(weights, self._gate_up_bias, self._down_bias, self.adapters)
         return self._ops.packed_experts(x, router, self._moe, experts, activation)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

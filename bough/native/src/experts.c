@@ -105,9 +105,13 @@ static void draw_evenly(const bough_routing *r, int64_t row, int32_t *ids, float
     }
 }
 
-void bough_route(const bough_routing *r, const float *x, int64_t rows, float *scores, int32_t *ids, float *weights,
-                 const bough_ops *ops, bough_thread *thread) {
+void bough_route(const bough_routing *r, const float *x, int64_t rows, const int64_t *slots, float *scores,
+                 int32_t *ids, float *weights, const bough_ops *ops, bough_thread *thread) {
     compute_logits(r, x, rows, scores, ops, thread);
+    if (r->lora != NULL && slots != NULL) {
+        bough_lora_rows own = {slots, x, r->size, .y = scores, .y_stride = r->experts, .rows = rows};
+        bough_add_lora(r->lora, &own, r->thin, thread);
+    }
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         float *own = scores + row * r->experts;
         int64_t at = row * r->per_token;
@@ -140,6 +144,9 @@ typedef struct {
     int32_t *tokens;  /* [pairs] whose pair stands there */
     int32_t *firsts;  /* [experts + 1] where an expert's pairs begin */
     int32_t *active;  /* [experts + 1] which experts have any; the last is their number */
+    const int64_t *slots; /* [rows] of adapters; NULL: none */
+    int64_t *keys;        /* [pairs] of a slot and an expert, in the order of experts; 0: no adapter */
+    float *thin;          /* [pairs][bough_lora_width] */
     float *states;    /* [pairs][hidden] what experts are given; later, what they give */
     float *gate_up;   /* [pairs][2 * inner] */
     uint8_t *reduced; /* [pairs] inputs of the product in hand, quantised */
@@ -169,6 +176,10 @@ static int64_t lay_out(sorted *s, int threads) {
     s->states = (float *)(base + take(&at, s->pairs * s->hidden * 4));
     s->gate_up = (float *)(base + take(&at, s->pairs * s->inner * 8));
     s->reduced = base + take(&at, s->pairs * token_bytes(at_least(s->hidden, s->inner)));
+    if (e->lora != NULL) {
+        s->keys = (int64_t *)(base + take(&at, s->pairs * 8));
+        s->thin = (float *)(base + take(&at, s->pairs * bough_lora_width(e->lora) * 4));
+    }
     return at;
 }
 
@@ -196,6 +207,9 @@ static void sort(const sorted *s, const int32_t *ids, bough_thread *thread) {
             int32_t place = --s->firsts[ids[pair]];
             s->places[pair] = place;
             s->tokens[place] = (int32_t)(pair / s->experts->per_token);
+            int64_t slot = s->slots == NULL ? 0 : s->slots[s->tokens[place]];
+            if (s->slots != NULL)
+                s->keys[place] = slot > 0 ? (slot - 1) * experts + ids[pair] + 1 : 0;
         }
     }
     bough_barrier(thread);
@@ -212,6 +226,7 @@ static void forms_of(const bough_experts *e, int first, int count, bool *floats,
 static void gather(const sorted *s, const float *x, const linear_kernels *kernels, bough_thread *thread) {
     bool floats, quantised;
     forms_of(s->experts, 0, 2, &floats, &quantised);
+    floats |= s->slots != NULL; /* which adapters multiply */
     for (int64_t pair; (pair = bough_tile(thread, s->pairs)) < s->pairs;) {
         const float *from = x + s->tokens[pair] * s->hidden;
         if (floats)
@@ -297,20 +312,32 @@ static void add_up(const sorted *s, const float *weights, float *out, bough_thre
     bough_barrier(thread);
 }
 
-void bough_run_experts(const bough_experts *e, const float *x, int64_t rows, const int32_t *ids, const float *weights,
-                       float *out, void *scratch, const bough_ops *ops, bough_thread *thread) {
+/* What adapters add to a product of all pairs, like that product. */
+static void add_lora(const sorted *s, int which, const linear_call *like, bough_thread *thread) {
+    if (s->slots == NULL)
+        return;
+    bough_lora_rows own = {s->keys, like->x, like->x_stride, .y = like->y, .y_stride = like->y_stride, .rows = s->pairs};
+    bough_add_lora(s->experts->lora + which, &own, s->thin, thread);
+}
+
+void bough_run_experts(const bough_experts *e, const float *x, int64_t rows, const int64_t *slots, const int32_t *ids,
+                       const float *weights, float *out, void *scratch, const bough_ops *ops, bough_thread *thread) {
     const linear_kernels *kernels = linear_narrow();
     for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
         sorted s = {.experts = e, .rows = at_most(rows - first, ROWS_AT_ONCE), .scratch = scratch};
+        if (e->lora != NULL && slots != NULL)
+            s.slots = slots + first;
         lay_out(&s, thread->threads);
         int64_t pair = first * e->per_token, width = 2 * s.inner;
         sort(&s, ids + pair, thread);
         gather(&s, x + first * s.hidden, kernels, thread);
         linear_call gate_up = {e->weights, 2, s.states, s.hidden, s.gate_up, width, e->gate_up_bias, 0, scratch};
         multiply(&s, 0, &gate_up, kernels, thread);
+        add_lora(&s, 0, &gate_up, thread);
         activate(&s, kernels, ops, thread);
         linear_call down = {e->weights, 1, s.gate_up, width, s.states, s.hidden, e->down_bias, 0, scratch};
         multiply(&s, 2, &down, kernels, thread);
+        add_lora(&s, 1, &down, thread);
         add_up(&s, weights + pair, out + first * s.hidden, thread);
     }
 }

@@ -4,6 +4,7 @@
 #ifndef BOUGH_STEP_H
 #define BOUGH_STEP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Marks some of many tokens: those from bounds[1] to bounds[2], from bounds[3] to bounds[4], …; `count` spans in all, of
@@ -23,6 +24,9 @@ typedef struct {
     const int32_t *context_lens;          /* [batch] tokens of the sequence before this step */
     const int32_t *page_table;            /* [KV groups][rows][page_table_width] */
     int64_t slots_stride, page_table_stride, page_table_width, page_size;
+    const float *media;   /* [tokens][hidden] vectors in the place of those of tokens; NULL: there are none */
+    const bool *is_media; /* [tokens] where there is one */
+    const int64_t *adapters, *logits_adapters; /* slots of the tokens' adapters, and of those with logits; NULL: none */
     const int32_t *common;               /* [batch] first tokens on the same pages as the row before; or NULL */
     bough_spans prompts, logits_prompts; /* which of the tokens, and of those with logits, are of prompts */
 } bough_step;

@@ -29,6 +29,11 @@ typedef struct {
     static void run_##name(const bough_operation *op, const __typeof__(op->name) *o, int64_t rows, const running *r,   \
                            bough_thread *thread)
 
+/* The slots of the operation's rows; NULL: no row has an adapter. */
+static const int64_t *slots_of(const bough_operation *op, const running *r) {
+    return op->on_logits ? r->step->logits_adapters : r->step->adapters;
+}
+
 RUN(embedding) {
     int64_t size = o->table->k;
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
@@ -36,6 +41,8 @@ RUN(embedding) {
         bough_weight_row(o->table, r->step->token_ids[row], out);
         for (int64_t i = 0; o->scale != 1.0f && i < size; i++)
             out[i] *= o->scale;
+        if (r->step->media != NULL && r->step->is_media[row])
+            memcpy(out, r->step->media + row * size, (size_t)size * sizeof(float));
     }
 }
 
@@ -122,11 +129,12 @@ RUN(softcap) {
 }
 
 ENDS_ALONE(route) {
-    bough_route(&o->routing, o->x, rows, o->scores, o->ids, o->weights, r->ops, thread);
+    bough_route(&o->routing, o->x, rows, slots_of(op, r), o->scores, o->ids, o->weights, r->ops, thread);
 }
 
 ENDS_ALONE(experts) {
-    bough_run_experts(&o->experts, o->x, rows, o->ids, o->weights, o->out, r->linear_scratch, r->ops, thread);
+    bough_run_experts(&o->experts, o->x, rows, slots_of(op, r), o->ids, o->weights, o->out, r->linear_scratch, r->ops,
+                      thread);
 }
 
 RUN(add_gated) {
@@ -192,6 +200,12 @@ RUN(by_head) {
             for (int64_t row = first; row < end; row++)
                 y[row * o->y_stride + i] = r->ops->dot(x + row * o->x_stride, weight + i * o->inputs, o->inputs);
     }
+}
+
+ENDS_ALONE(lora) {
+    bough_lora_rows own = {slots_of(op, r), o->x, o->x_stride, r->step, o->scale, o->y, o->y_stride, rows};
+    if (own.slots != NULL)
+        bough_add_lora(o->adapters, &own, o->thin, thread);
 }
 
 #define RUNNER(name) [bough_kind_##name] = start_##name,

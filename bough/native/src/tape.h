@@ -10,13 +10,14 @@
 #include "attention.h"
 #include "experts.h"
 #include "linear.h"
+#include "lora.h"
 #include "step.h"
 #include "thread_pool.h"
 
 /* Every kind of operation, in the order of their numbers (`KINDS` of tape.py): X(name in the union below). */
 #define BOUGH_KINDS(X)                                                                                                 \
     X(embedding) X(rms_norm) X(linear) X(norm_rope_store) X(attention) X(activate) X(take_rows) X(softcap) X(route)    \
-    X(experts) X(add_gated) X(layer_norm) X(scale_shift) X(grow_queries) X(latent_store) X(by_head)
+    X(experts) X(add_gated) X(layer_norm) X(scale_shift) X(grow_queries) X(latent_store) X(by_head) X(lora)
 
 #define BOUGH_KIND(name) bough_kind_##name,
 enum bough_kind { BOUGH_KINDS(BOUGH_KIND) };
@@ -144,6 +145,14 @@ typedef struct {
             float *y;
             int64_t y_stride, y_dim;
         } by_head;
+        struct {
+            const bough_lora *adapters;
+            const float *x; /* NULL: the vectors of the token ids, times `scale` */
+            int64_t x_stride;
+            float scale, *y;
+            int64_t y_stride;
+            float *thin; /* to work in */
+        } lora;
     };
 } bough_operation;
 

@@ -41,6 +41,7 @@ LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
 _NOTHING = RequestFields()
+NO_FILES = (None, None, None, None)
 MEDIA_MARK = "\0media:"  # before a digest
 # Where an image, clip or recording is inside of a message or a part; and what inside of that is its content.
 MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", "source")
@@ -90,7 +91,8 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
-    media = _words([fields.images, fields.image_data, fields.video_data, fields.audio_data], media=True)
+    files = (fields.images, fields.image_data, fields.video_data, fields.audio_data)
+    media = "" if files == NO_FILES else _words(list(files), media=True)
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
@@ -112,6 +114,8 @@ def _ids(given: Any) -> tuple[int, ...] | None:
 
 def _words(given: Any, *, media: bool = False) -> str:
     """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
+    if given.__class__ is str and not media:
+        return given + "\n"  # type: ignore[no-any-return]  # as nearly always
     return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 

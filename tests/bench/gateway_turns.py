@@ -30,6 +30,7 @@ POLICY = "cost"
 TURN_S = 0.1  # of requests; a turn of streams is one stream on each connection
 EVENT_S = 0.02  # between two events of a stream: so far apart that events do not queue
 COPYING = "only copying"
+WORKERS = 4  # that the gateways see; one program is all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,11 @@ def measure_turns(
     """One result per load; `seconds` is how long each gateway has."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        (worker,) = (enter(program_process(["tests.bench.gateway_turns", "worker"])),)
+        worker = enter(program_process(["tests.bench.gateway_turns", "worker"]))
+        urls = [f"{worker.url}/{number}" for number in range(WORKERS)]
         found = {COPYING: enter(program_process(["tests.bench.gateway_turns", "copy", worker.url]))}
         for tree in [*trees, "."]:
-            found[Path(tree).resolve().name] = enter(gateway_process([worker.url], POLICY, tree=Path(tree).resolve()))
+            found[Path(tree).resolve().name] = enter(gateway_process(urls, POLICY, tree=Path(tree).resolve()))
         for load in loads(stream_len):
             if names is None or load.name.split(",")[0].split()[0] in names or load.unit in names:
                 yield uvloop.run(_take_turns(load, found, connections, seconds))
@@ -169,10 +171,10 @@ def _page(content: object, kind: bytes = b"application/json") -> bytes:
 
 
 PAGES = {
-    b"/health": _page({"status": "ok"}),
-    b"/v1/models": _page({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
-    b"/server_info": _page({"model_path": MODEL, "version": "prepared"}),
-    b"/v1/loads": _page({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "prefill_tokens_per_s": 4000.0}]}),
+    b"health": _page({"status": "ok"}),
+    b"v1/models": _page({"object": "list", "data": [{"id": MODEL, "object": "model"}]}),
+    b"server_info": _page({"model_path": MODEL, "version": "prepared"}),
+    b"v1/loads": _page({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "prefill_tokens_per_s": 4000.0}]}),
 }
 CHUNK = {"id": "cmpl-0", "object": "text_completion", "created": 1700000000, "model": MODEL}
 CHUNK |= {"choices": [{"index": 0, "text": " tree", "logprobs": None, "finish_reason": None}]}
@@ -204,7 +206,7 @@ class Prepared(asyncio.Protocol):
         if len(body) < length:
             return
         self._come = b""
-        path = head.split(b" ")[1]
+        path = head.split(b" ")[1].lstrip(b"/0123456789")
         if path in PAGES:
             self._transport.write(PAGES[path])
         elif b'"stream":true' not in body:

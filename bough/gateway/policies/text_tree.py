@@ -61,9 +61,10 @@ class TextTree:
                 break
             same = common_length(child.text, text, depth)
             depth += same
-            for worker, stamp in child.holders.items():
-                if stamp >= since:
-                    held[worker] = depth
+            holders = child.holders
+            if since:
+                holders = {worker: stamp for worker, stamp in holders.items() if stamp >= since}
+            held.update(dict.fromkeys(holders, depth))
             if same < len(child.text):
                 break
             node = child
@@ -117,7 +118,7 @@ class TextTree:
 
     def shrink(self, worker: str, most_chars: int) -> None:
         """Removes the oldest texts of one worker, if it holds too many characters or nodes."""
-        ends = self._ends.get(worker, OrderedDict())
+        ends = self._ends.get(worker)
         while ends and (self._sizes[worker] > most_chars or self._counts[worker] > self._most_nodes):
             node, _ = ends.popitem(last=False)
             parent = node.parent

@@ -11,7 +11,7 @@ from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import RawHeaders, upstream_headers
 from bough.gateway.management import Management
-from bough.gateway.outlet import Outlet, send_whole
+from bough.gateway.outlet import Outlet, whole_message
 from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
 from bough.server.app import REQUEST_ID_KEY
@@ -56,7 +56,7 @@ class GatewayApp:
                 if not self._private:
                     self._gateway.clients.identify(route.access, scope["headers"])
                 body = await held.read(scope, receive, LARGEST_OWN)
-                await send_whole(send, scope[EXCHANGE_KEY], await route.handler(route.parameter, body))
+                await send(whole_message(await route.handler(route.parameter, body)))
                 return
             if self._private or not is_proxied(path):
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
@@ -99,7 +99,7 @@ class GatewayApp:
         if failure.type == "RateLimitError":
             self._gateway.metrics.rate_limited[()] += 1
         if call is None:
-            await send_whole(send, scope[EXCHANGE_KEY], answer)
+            await send(whole_message(answer))
         else:
             call.error = failure.message
             await Outlet(call, send, scope[EXCHANGE_KEY]).whole(answer)

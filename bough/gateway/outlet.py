@@ -6,13 +6,13 @@ A partial line is kept back until it is whole: it would spoil an error event aft
 import time
 from collections import deque
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from bough.gateway.call import Call
 from bough.gateway.responses import Response, error_shape
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
-from bough.server.http_protocol import Exchange
+from bough.server.http_protocol import WHOLE_KEY, Exchange
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
 RECENT = 64  # pieces that are kept for it, because joining them as they come would cost more than sending
@@ -41,7 +41,7 @@ class Outlet:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
-        await send_whole(self._send, self.exchange, answer)
+        await self._send(whole_message(answer))
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._begin(200)
@@ -95,8 +95,6 @@ class Outlet:
         self._call.first_byte_s = time.perf_counter() - self._call.began_s
 
 
-async def send_whole(send: Send, exchange: Exchange, answer: Response) -> None:
+def whole_message(answer: Response) -> Message:
     headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await exchange.until_writable()
-    exchange.write(answer.body, more=False)
+    return {"type": "http.response.start", "status": answer.status, "headers": headers, WHOLE_KEY: answer.body}

@@ -26,6 +26,7 @@ from bough.server.errors import HttpError
 log = logging.getLogger(__name__)
 
 EXCHANGE_KEY = "bough.exchange"  # of the scope
+WHOLE_KEY = "bough.body"  # of the message that starts a response: its whole body
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
 LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends
 MOST_HEAD = 1 << 18  # bytes that come without being of a body: request line and headers, or what follows a body
@@ -185,7 +186,7 @@ class HttpProtocol(asyncio.Protocol):
         assert self._incoming is not None
         self._unused = 0
         self._incoming.whole = True
-        self._incoming.take(b"")
+        self._incoming.wake()
 
     def pause_reading(self) -> None:
         if not self._paused and not self.transport.is_closing():
@@ -201,9 +202,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._current = exchange
-        task = self.loop.create_task(exchange.run(self._app))
-        self.state.tasks.add(task)
-        task.add_done_callback(self.state.tasks.discard)
+        exchange.task = self.loop.create_task(exchange.run(self._app))
+        self.state.tasks.add(exchange.task)
 
     def answered(self, exchange: Exchange) -> None:
         self._active_s = self.loop.time()
@@ -230,44 +230,46 @@ class HttpProtocol(asyncio.Protocol):
 class Exchange:
     """One request and its response."""
 
+    task: asyncio.Task[None]
+    whole = False  # the request has arrived
+    started = False
+    complete = False
+    gone = False  # the client has left
+    on_leave: Callable[[], None] | None = None
+    _body_bytes = 0
+    _due_s, _come = 0.0, LEAST_BODY  # until when more must come, and the bytes since that was set
+    _news: asyncio.Event | None = None  # for an application that waits
+    _read = False  # the application has the end of the body
+    _head = b""  # that has not left
+    _chunked = False
+    _left: int | None = None  # bytes of the body that are declared and not sent
+
     def __init__(self, connection: HttpProtocol, scope: Scope, keep_alive: bool) -> None:
         scope[EXCHANGE_KEY] = self
         self.scope = scope
         self.keep_alive = keep_alive
-        self.whole = False  # the request has arrived
-        self.started = False
-        self.complete = False
-        self.gone = False  # the client has left
-        self.on_leave: Callable[[], None] | None = None
         self._connection = connection
         self._transport = connection.transport
         self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._due_s, self._come = 0.0, LEAST_BODY  # until when more must come, and the bytes since that was set
-        self._news: asyncio.Event | None = None  # for an application that waits
-        self._read = False  # the application has the end of the body
-        self._head = b""  # that has not left
-        self._chunked = False
-        self._left: int | None = None  # bytes of the body that are declared and not sent
 
     # ---- for its connection
 
     def take(self, body: bytes) -> int:
         """A part of the request's body; returns how many bytes wait for the application."""
-        if body and not self.complete:
+        if not self.complete:
             self._body.append(body)
             self._body_bytes += len(body)
             self._come += len(body)
-        self._wake()
+        self.wake()
         return self._body_bytes
 
     def leave(self) -> None:
         self.gone = True
-        self._wake()
+        self.wake()
         if self.on_leave is not None:
             self.on_leave()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self._news is not None:
             self._news.set()
 
@@ -288,7 +290,9 @@ class Exchange:
             raise
         finally:  # nothing holds itself, so that all goes without the garbage collector
             self.on_leave = None
-            self.scope.pop(EXCHANGE_KEY)
+            del self.scope[EXCHANGE_KEY]
+            self._connection.state.tasks.discard(self.task)
+            del self.task
 
     # ---- for the application
 
@@ -344,13 +348,18 @@ class Exchange:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def send(self, message: Message) -> None:
+        body: bytes | None = message.get("body", b"")
         if message["type"] == "http.response.start":
             if self.started:
                 raise RuntimeError("a response starts once")
             self._start(message["status"], message.get("headers", ()))
-            return
-        await self.until_writable()
-        self.write(message.get("body", b""), message.get("more_body", False))
+            body = message.get(WHOLE_KEY)
+            if body is None:
+                self._connection.loop.call_soon(self._send_head)
+                return
+        if self._connection.drained is not None:
+            await self.until_writable()
+        self.write(body, message.get("more_body", False))
 
     def _start(self, status: int, headers: Any) -> None:
         self._chunked, self._left = False, None
@@ -375,7 +384,6 @@ class Exchange:
         if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
             raise RuntimeError("a header with a line break cannot be sent")
         self._head, self.started = STATUS_LINES[status] + head, True
-        self._connection.loop.call_soon(self._send_head)
 
     def _send_head(self) -> None:
         """The body is not there yet."""
@@ -406,5 +414,5 @@ class Exchange:
             self._transport.write(data)
         if not more:
             self.complete = True
-            self._wake()
+            self.wake()
             self._connection.answered(self)

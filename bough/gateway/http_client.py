@@ -130,7 +130,10 @@ class HttpClient:
         return None
 
     def give_back(self, connection: _Connection) -> None:
-        self._idle.setdefault(connection.origin, []).append(connection)
+        kept = self._idle.get(connection.origin)
+        if kept is None:
+            kept = self._idle[connection.origin] = []
+        kept.append(connection)
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
 

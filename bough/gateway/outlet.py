@@ -17,7 +17,7 @@ from bough.server.http_protocol import WHOLE_KEY, Exchange
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
 RECENT = 64  # pieces that are kept for it, because joining them as they come would cost more than sending
 LONGEST_LINE = 1 << 16  # a longer one goes out in parts
-LINES = b"application/x-ndjson"
+NEWLINE = ord("\n")
 
 
 class Outlet:
@@ -29,6 +29,7 @@ class Outlet:
         self._call = call
         self._send = send
         self.exchange = exchange
+        self._write = exchange.write
         self._of_lines = False
         self._half_line = b""
         self.ended = False
@@ -43,19 +44,19 @@ class Outlet:
         self._call.sent_bytes += len(answer.body)
         await self._send(whole_message(answer))
 
-    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+    async def start(self, headers: list[tuple[bytes, bytes]], *, of_lines: bool) -> None:
         self._begin(200)
         self._recent = deque(maxlen=RECENT)
-        self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
+        self._of_lines = of_lines
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def write(self, data: bytes) -> None:
-        """Sends a piece of the stream; unless the exchange was `writable`, it must become so before the next."""
+        """Sends a piece of the stream; unless the client keeps up, it must do so before the next."""
         self._recent.append(data[-TAIL:])
-        if self._half_line or not data.endswith(b"\n"):
+        if self._half_line or data[-1] != NEWLINE:
             data = self._whole_lines(data)
         self._call.sent_bytes += len(data)
-        self.exchange.write(data)
+        self._write(data)
 
     async def end(self) -> None:
         if self._half_line:

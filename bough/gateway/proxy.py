@@ -240,8 +240,8 @@ class Proxy:
 
     async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
         """Sends one stream, from as many workers as it takes."""
-        await outlet.start(stream.headers)
         events = stream.response.content_type == "text/event-stream"
+        await outlet.start(stream.headers, of_lines=not events)
         text = ResumableText(passes=not (events and call.path in RESUMABLE_PATHS))
         failures = 0  # workers in a row that failed without a token
         while True:
@@ -278,23 +278,25 @@ class Proxy:
     async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         """One worker's part of a stream, until its end."""
         lease, response, exchange = stream.lease, stream.response, outlet.exchange
+        connection, write = exchange.connection, outlet.write
         key = lease.worker.api_key
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
 
         def pass_on(chunk: bytes) -> bool:
-            if not exchange.writable:
+            if connection.drained is not None:  # the client does not keep up
                 return False
             lease.heard = True
             if key is not None:
                 chunk = scrubbed(chunk, key)
             if text.annotated is not False or not text.delivered:  # else it passes as it is
                 chunk = text.feed(chunk)
-                lease.resumable = text.resumable
-                if text.delivered and lease.counted is None:
-                    lease.prove()
+                if lease.counted is None or not lease.resumable:
+                    lease.resumable = text.resumable
+                    if text.delivered and lease.counted is None:
+                        lease.prove()
             if chunk:
-                outlet.write(chunk)
+                write(chunk)
             return True
 
         chunk, response.tap = stream.first, pass_on

@@ -49,7 +49,7 @@ class HttpProtocol(asyncio.Protocol):
     def __init__(self, config: uvicorn.Config, server_state: ServerState, body_timeout_s: float) -> None:
         self.state = server_state
         self.body_timeout_s = body_timeout_s
-        self.drained: asyncio.Future[None] | None = None  # while the client is slower than its response
+        self.drained: asyncio.Future[None] | None = None  # while the client does not keep up with its response
         self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
         self._keep_alive_s = config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
@@ -248,7 +248,7 @@ class Exchange:
         scope[EXCHANGE_KEY] = self
         self.scope = scope
         self.keep_alive = keep_alive
-        self._connection = connection
+        self.connection = connection
         self._transport = connection.transport
         self._body: list[bytes] = []
 
@@ -291,18 +291,13 @@ class Exchange:
         finally:  # nothing holds itself, so that all goes without the garbage collector
             self.on_leave = None
             del self.scope[EXCHANGE_KEY]
-            self._connection.state.tasks.discard(self.task)
+            self.connection.state.tasks.discard(self.task)
             del self.task
 
     # ---- for the application
 
-    @property
-    def writable(self) -> bool:
-        """Whether the client keeps up, so that `write` need not wait."""
-        return self._connection.drained is None
-
     async def until_writable(self) -> None:
-        while (drained := self._connection.drained) is not None:
+        while (drained := self.connection.drained) is not None:
             await asyncio.shield(drained)
 
     def take_whole(self) -> bytes | None:
@@ -315,9 +310,9 @@ class Exchange:
     async def receive(self) -> Message:
         if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):
             self._let_continue()
-        self._connection.resume_reading()
+        self.connection.resume_reading()
         if self._come >= LEAST_BODY:
-            self._come, self._due_s = 0, self._connection.loop.time() + self._connection.body_timeout_s
+            self._come, self._due_s = 0, self.connection.loop.time() + self.connection.body_timeout_s
         while not (self.gone or self.complete or self._body or (self.whole and not self._read)):
             await self._more()
         if self.gone or self.complete:
@@ -334,8 +329,8 @@ class Exchange:
             async with asyncio.timeout_at(None if self.whole or self.started else self._due_s):
                 await self._news.wait()
         except TimeoutError:
-            if not (self._news.is_set() or self._connection.unread()):
-                limit = f"within {self._connection.body_timeout_s:g} s (--body-timeout-s)"
+            if not (self._news.is_set() or self.connection.unread()):
+                limit = f"within {self.connection.body_timeout_s:g} s (--body-timeout-s)"
                 reason = f"The body came too slowly: {LEAST_BODY >> 10} KiB of it, or its end, must come {limit}."
                 raise HttpError(408, reason, "RequestTimeoutError", {"Connection": "close"}) from None
 
@@ -355,15 +350,15 @@ class Exchange:
             self._start(message["status"], message.get("headers", ()))
             body = message.get(WHOLE_KEY)
             if body is None:
-                self._connection.loop.call_soon(self._send_head)
+                self.connection.loop.call_soon(self._send_head)
                 return
-        if self._connection.drained is not None:
+        if self.connection.drained is not None:
             await self.until_writable()
         self.write(body, message.get("more_body", False))
 
     def _start(self, status: int, headers: Any) -> None:
         self._chunked, self._left = False, None
-        lines = [*self._connection.state.default_headers, *headers]
+        lines = [*self.connection.state.default_headers, *headers]
         named = dict(lines)
         if b"connection" in named:
             values = b",".join(value for name, value in lines if name == b"connection")
@@ -392,7 +387,7 @@ class Exchange:
         self._head = b""
 
     def write(self, data: bytes, more: bool = True) -> None:
-        """Sends a part of the body. What the client does not take waits in memory: see `writable`."""
+        """Sends a part of the body. What the client does not take waits in memory: see `until_writable`."""
         if self.gone:
             return
         if self.complete or not self.started:
@@ -415,4 +410,4 @@ class Exchange:
         if not more:
             self.complete = True
             self.wake()
-            self._connection.answered(self)
+            self.connection.answered(self)

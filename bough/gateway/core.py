@@ -85,6 +85,7 @@ class Gateway:
         if self._traces is not None:
             call.span = self._traces.begin(call)
         scope, exchange = Scope(), outlet.exchange
+        scope.owner = call.task = exchange.task
         self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
         try:
             with scope:

@@ -95,7 +95,8 @@ class Dispatch(RegistryListener):
         if not call.admitted and self._limit != UNLIMITED and self.active >= self._limit:
             return None
         now_s = time.monotonic()
-        candidates = [worker for worker in self._candidates(call) if worker.admits(now_s)]
+        candidates = self._candidates(call)
+        candidates = [w for w in candidates if (w.limit is None and w.breaker.closed) or w.admits(now_s)]
         if not candidates:
             return None
         # One that has failed this request gets it again only when no other is left.

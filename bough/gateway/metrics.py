@@ -107,7 +107,9 @@ class GatewayMetrics(Collector):
 
 
 def _observe(latencies: dict[str, list[float]], model: str, seconds: float) -> None:
-    found = latencies.setdefault(model, [0.0] * (len(BOUNDS) + 1))
+    found = latencies.get(model)
+    if found is None:
+        found = latencies[model] = [0.0] * (len(BOUNDS) + 1)
     found[bisect_left(LATENCIES_S, seconds)] += 1
     found[-1] += seconds
 

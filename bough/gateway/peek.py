@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bough.gateway.headers import RawHeaders
+from bough.gateway.headers import Headers
 from bough.gateway.policies import RoutingRequest
 
 
@@ -62,7 +62,7 @@ def is_heavy(body: bytes) -> bool:
     return len(body) > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE
 
 
-def peek(body: bytes, headers: RawHeaders) -> Peek:
+def peek(body: bytes, headers: Headers) -> Peek:
     fields, not_json = _NOTHING, None
     try:
         if body:
@@ -73,14 +73,14 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     except RecursionError:  # JSON that a worker may be able to read
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
-    given = dict(reversed(headers))  # of a header that comes twice, the first
-    session, target = given.get(b"x-smg-routing-key", given.get(b"x-session-id")), given.get(b"x-smg-target-worker")
+    session = headers.get(b"x-smg-routing-key", headers.get(b"x-session-id"))
+    target = headers.get(b"x-smg-target-worker")
     routing = RoutingRequest(
-        model=model or "",
-        text=text,
-        token_ids=ids,
-        session=None if session is None else session.decode("latin-1"),
-        target=None if target is None else target.decode("latin-1"),
+        model or "",
+        text,
+        ids,
+        None if session is None else session.decode("latin-1"),
+        None if target is None else target.decode("latin-1"),
     )
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
@@ -158,7 +158,7 @@ class ResponseFields(msgspec.Struct):
 
     def prompt_tokens(self) -> tuple[int, int] | None:
         """(prompt tokens, cached tokens), if the worker reports both."""
-        for usage in (self.usage, self.meta_info, _get(self.message, "usage")):
+        for usage in (self.usage, self.meta_info, self.message and _get(self.message, "usage")):
             if not isinstance(usage, dict):
                 continue
             if "input_tokens" in usage and "cache_read_input_tokens" in usage:

@@ -115,6 +115,7 @@ class Proxy:
                 try:
                     lease = self.dispatch.try_next(call) or await self.dispatch.wait(call)
                     if self.settings.hedge_after_secs is None or call.pinned is not None:
+                        lease.owner = call.task
                         return await self._attempt(call, body, lease)
                     return await self._hedged(call, body, lease, self.settings.hedge_after_secs)
                 except AttemptFailedError as failure:
@@ -161,7 +162,7 @@ class Proxy:
     def _other_lease(self, call: Call) -> Lease | None:
         first = call.worker
         assert first is not None
-        call.tried.add(first.id)
+        call.tried |= {first.id}
         lease = self.dispatch.try_lease(call)
         if lease is not None and lease.worker is first:
             lease.abandon()
@@ -204,7 +205,7 @@ class Proxy:
                 raise
             if prefill is not None and self.pairing is not None:
                 failure = self.pairing.failed(call, prefill, failure)
-            call.tried.add(worker.id)
+            call.tried |= {worker.id}
             self.metrics.failures[worker.url, "moved" if failure.moved else str(failure.status)] += 1
             if failure.blames_worker and failure.answered:
                 call.faults.answered(lease, failure.status, failure.reason)
@@ -251,7 +252,7 @@ class Proxy:
                     await self._copy(call, stream, text, outlet)
                 break
             except CannotResumeError as error:
-                call.unable.add(stream.lease.worker.id)
+                call.unable |= {stream.lease.worker.id}
                 reason = str(error)
             except LOST as error:
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
@@ -278,7 +279,7 @@ class Proxy:
     async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         """One worker's part of a stream, until its end."""
         lease, response, exchange = stream.lease, stream.response, outlet.exchange
-        connection, write = exchange.connection, outlet.write
+        connection, write, lease.owner = exchange.connection, outlet.write, call.task
         key = lease.worker.api_key
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
@@ -317,7 +318,7 @@ class Proxy:
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText) -> OpenStream:
         call.failovers += 1
         self.metrics.failovers[()] += 1
-        call.tried = {lost.lease.worker.id}
+        call.tried = frozenset({lost.lease.worker.id})
         text.restart()
         result = await self._first_response(call, text.body(call.body))
         if isinstance(result, Response):

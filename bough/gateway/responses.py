@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bough.gateway.call import Call
-from bough.gateway.headers import downstream_headers
+from bough.gateway.headers import NOT_DOWNSTREAM, passing
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease
@@ -100,7 +100,7 @@ class AttemptFailedError(Exception):
 async def read_response(call: Call, lease: Lease, response: UpstreamResponse) -> Response | OpenStream:
     """Reads until the response is whole or, for a stream, until its first bytes."""
     key = lease.worker.api_key
-    headers = downstream_headers(response.headers)
+    headers = passing(response.headers, response.named, NOT_DOWNSTREAM)
     if key is not None:
         headers = [(name, scrubbed(value, key)) for name, value in headers]
     if response.status == 200 and response.content_type in STREAM_TYPES:

@@ -53,7 +53,7 @@ class UpstreamResponse:
         return self._head_bytes > 0
 
     def header(self, name: bytes) -> bytes | None:
-        return self._named.get(name)
+        return self.named.get(name)
 
     @property
     def content_type(self) -> str:
@@ -175,7 +175,7 @@ class UpstreamResponse:
             self.headers.clear()
             return
         self.status = status
-        self._named = named = dict(reversed(self.headers))  # the first of each name
+        self.named = named = dict(reversed(self.headers))  # the first of each name
         if self._to_head:
             self.complete = True
         elif b"content-length" not in named and status not in NO_BODY:

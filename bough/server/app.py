@@ -35,13 +35,15 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID_KEY = "bough.request_id"
+HEADERS_KEY = "bough.headers"  # by name, of a header that comes twice the first
 ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
 
 
 def assign_request_id(scope: Scope) -> str:
     """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
-    given = dict(reversed(scope["headers"])).get(b"x-request-id", b"")  # the first of that name
-    chosen = given.decode() if given and ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
+    scope[HEADERS_KEY] = named = dict(reversed(scope["headers"]))
+    given = named.get(b"x-request-id")
+    chosen: str = given.decode() if given and ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
     scope[REQUEST_ID_KEY] = chosen
     return chosen
 
@@ -210,7 +212,7 @@ class Front:
         if counted:
             self.active += 1
         try:
-            path = without_root(scope["path"], self._root_path)
+            path = without_root(scope["path"], self._root_path) if self._root_path else scope["path"]
             refusal = None if self._browsers is None else self._browsers.refusal(scope, path)
             monitored = self.phase is Phase.DRAINING and path == "/metrics"  # monitors can read it to the end
             if refusal is None and self._app is not None and (self.phase is Phase.SERVING or monitored):

@@ -59,9 +59,11 @@ class HeldBody:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _hold(self, chunk: bytes, most: int) -> None:
-        self._check(self._size + len(chunk), most)
-        self._size += len(chunk)
-        self._bodies.held += len(chunk)
+        size, bodies = self._size + len(chunk), self._bodies
+        held = bodies.held + len(chunk)
+        if size > most or held > bodies.room * 3 // 4:
+            self._check(size, most)
+        self._size, bodies.held = size, held
 
     def release(self) -> None:
         self._bodies.held -= self._size

@@ -56,12 +56,10 @@ class CostPolicy(TextTreePolicy):
         self._recent.append(text[:HOME_CHARS])
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
             workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
-        whole = self._weighed(tokens, near_tokens)
-        queued = [each.prefill_tokens + self.request_tokens * load for each, load in zip(workers, loads, strict=True)]
-        costs = [before + whole for before in queued]
-        for place, worker in enumerate(workers) if held else ():
-            if share := held.get(worker.id):
-                costs[place] = queued[place] + self._weighed(tokens * (1.0 - share), near_tokens)
+        whole, share_of_each = self._weighed(tokens, near_tokens), self.request_tokens
+        left = {name: self._weighed(tokens * (1.0 - share), near_tokens) for name, share in held.items()}
+        queued = [each.prefill_tokens + share_of_each * load for each, load in zip(workers, loads, strict=True)]
+        costs = [before + left.get(each.id, whole) for each, before in zip(workers, queued, strict=True)]
         if held and tokens * max(held.values()) > near_tokens:
             copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
             for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
@@ -71,9 +69,10 @@ class CostPolicy(TextTreePolicy):
                 speed = worker.speed / mean_speed if worker.speed else 1.0
                 costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
         least = min(costs) + near_tokens
-        near = [place for place, cost in enumerate(costs) if cost <= least]
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
-        taken = workers[min([(loads[place], self._turns[workers[place].id], place) for place in near])[2]]
+        turns = self._turns
+        equals = [(loads[place], turns[workers[place].id], place) for place, cost in enumerate(costs) if cost <= least]
+        taken = workers[min(equals)[2]]
         self._turns[taken.id] = next(self._numbers)
         share = cached.get(taken.id, 0.0)
         return Choice(taken.id, share, tokens * (1.0 - share))

@@ -97,5 +97,5 @@ class Outlet:
 
 
 def whole_message(answer: Response) -> Message:
-    headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-    return {"type": "http.response.start", "status": answer.status, "headers": headers, WHOLE_KEY: answer.body}
+    start = "http.response.start"
+    return {"type": start, "status": answer.status, "headers": answer.headers, WHOLE_KEY: answer.body}

@@ -67,6 +67,5 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
 
     def settle(self) -> None:
         """No further worker is asked, or one has answered: those that failed are to blame."""
-        for lease in self._undecided.values():
-            lease.blame()
-        self._undecided.clear()
+        while self._undecided:
+            self._undecided.popitem()[1].blame()

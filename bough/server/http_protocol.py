@@ -65,8 +65,14 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.loop = asyncio.get_running_loop()
-        self._addresses = get_local_addr(self.transport), get_remote_addr(self.transport)
-        self._scheme = "https" if is_ssl(self.transport) else "http"
+        self._scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "https" if is_ssl(self.transport) else "http",
+            "root_path": "",
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+        }
         self._active_s = self.loop.time()
         self._timer = self.loop.call_later(self._keep_alive_s, self._check_idle)
         self.state.connections.add(self)  # type: ignore[arg-type]
@@ -155,18 +161,13 @@ class HttpProtocol(asyncio.Protocol):
         self._unused = 0
         headers, self._headers = self._headers, []  # what follows the body is left out
         scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            **self._scope,
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
-            "scheme": self._scheme,
             "path": unquote(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",
-            "root_path": "",
             "headers": headers,
-            "server": self._addresses[0],
-            "client": self._addresses[1],
         }
         keep_alive = version == "1.1" and self._parser.should_keep_alive()
         self._incoming = exchange = Exchange(self, scope, keep_alive)
@@ -260,7 +261,8 @@ class Exchange:
             self._body.append(body)
             self._body_bytes += len(body)
             self._come += len(body)
-        self.wake()
+        if self._news is not None:
+            self._news.set()
         return self._body_bytes
 
     def leave(self) -> None:
@@ -347,8 +349,8 @@ class Exchange:
         if message["type"] == "http.response.start":
             if self.started:
                 raise RuntimeError("a response starts once")
-            self._start(message["status"], message.get("headers", ()))
             body = message.get(WHOLE_KEY)
+            self._start(message["status"], message.get("headers", ()), None if body is None else len(body))
             if body is None:
                 self.connection.loop.call_soon(self._send_head)
                 return
@@ -356,15 +358,17 @@ class Exchange:
             await self.until_writable()
         self.write(body, message.get("more_body", False))
 
-    def _start(self, status: int, headers: Any) -> None:
-        self._chunked, self._left = False, None
+    def _start(self, status: int, headers: Any, length: int | None = None) -> None:
+        self._chunked, self._left = False, length
         lines = [*self.connection.state.default_headers, *headers]
         named = dict(lines)
         if b"connection" in named:
             values = b",".join(value for name, value in lines if name == b"connection")
             self.keep_alive = self.keep_alive and b"close" not in values.lower()
             lines = [header for header in lines if header[0] != b"connection"]
-        if b"content-length" in named:
+        if length is not None:
+            lines.append((b"content-length", b"%d" % length))
+        elif b"content-length" in named:
             self._left = int(named[b"content-length"])
         if self.scope["method"] == "HEAD" or status in BODILESS:
             self._left = 0

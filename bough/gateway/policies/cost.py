@@ -48,20 +48,24 @@ class CostPolicy(TextTreePolicy):
         tokens = len(text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
-        loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
-        speeds = [worker.speed for worker in workers if worker.speed]
+        loads, speeds, queued, costs = list[float](), list[float](), list[float](), list[float]()
+        for worker in workers:  # loops, because a comprehension costs as much as its first four workers
+            loads.append(worker.load + OTHERS_WEIGHT * worker.other_load)
+            if worker.speed:
+                speeds.append(worker.speed)
         mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
         step = min(STEP_TOKENS, STEP_S * mean_speed)
         near_tokens = min(NEAR_TOKENS, step)
         self._recent.append(text[:HOME_CHARS])
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
             workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
-        whole, share_of_each = self._weighed(tokens, near_tokens), self.request_tokens
-        left = {name: self._weighed(tokens * (1.0 - share), near_tokens) for name, share in held.items()}
-        queued = [each.prefill_tokens + share_of_each * load for each, load in zip(workers, loads, strict=True)]
-        costs = [before + left.get(each.id, whole) for each, before in zip(workers, queued, strict=True)]
+        each, more, share_of = self.request_tokens, self.cache_weight - 1.0, held.get
+        for worker, load in zip(workers, loads, strict=True):
+            queued.append(before := worker.prefill_tokens + each * load)
+            left = tokens * (1.0 - share_of(worker.id, 0.0))
+            costs.append(before + (left + more * (left - near_tokens) if left > near_tokens else left))
         if held and tokens * max(held.values()) > near_tokens:
-            copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
+            copy = tokens + more * max(0.0, tokens - step)  # where little is yet, it may be computed in passing
             for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
                 costs[place] = min(costs[place], copy + queued[place])
         if speeds and not (min(speeds) > NEAR_SPEED * mean_speed and NEAR_SPEED * max(speeds) < mean_speed):
@@ -106,9 +110,6 @@ class CostPolicy(TextTreePolicy):
         if chars < HOME_CHARS or any(cached.get(worker.id, 0.0) * chars >= HOME_CHARS for worker in workers):
             return cached
         return {**cached, ranking(request.text[:HOME_CHARS], workers)[0].id: self.home_share}
-
-    def _weighed(self, left: float, step: float) -> float:
-        return left + (self.cache_weight - 1.0) * (left - step) if left > step else left
 
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)

@@ -72,9 +72,11 @@ class TextTree:
 
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
-        ends = self._ends.setdefault(worker, OrderedDict())
-        node, depth = self._root, 0
-        while depth < len(text):
+        ends = self._ends.get(worker)
+        if ends is None:
+            ends = self._ends[worker] = OrderedDict()
+        node, depth, length = self._root, 0, len(text)
+        while depth < length:
             child = node.children.get(text[depth])
             if child is None:
                 child = TextNode(text[depth:], node, {})

@@ -124,12 +124,11 @@ def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None)
     path: str = scope["path"]
     query: bytes = scope.get("query_string", b"")
     raw_path: bytes = scope.get("raw_path") or path.encode()
-    target = (raw_path + b"?" + query if query else raw_path).decode("latin-1")
     request_id: str = scope[REQUEST_ID_KEY]
     return Call(
         method=scope["method"],
         path=path,
-        target=target,
+        target=raw_path + b"?" + query if query else raw_path,
         headers=upstream_headers(scope["headers"], scope[HEADERS_KEY], request_id, scope["client"]),
         body=body,
         peek=peeked,

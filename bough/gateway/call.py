@@ -26,7 +26,7 @@ class Call(msgspec.Struct, eq=False):
 
     method: str
     path: str  # without the query
-    target: str  # with it, as the client wrote it
+    target: bytes  # with it, as the client wrote it
     headers: Sequence[tuple[bytes, bytes]]  # those that workers get
     body: bytes
     peek: Peek

@@ -213,18 +213,18 @@ class Upstream(HttpClient):
     """Requests to workers, each with the worker's key."""
 
     def send(
-        self, worker: Worker, method: str, target: str, headers: RawHeaders, body: bytes
+        self, worker: Worker, method: str, target: bytes, headers: RawHeaders, body: bytes
     ) -> Coroutine[Any, Any, UpstreamResponse]:
         """The beginning of the worker's response, which the caller must close."""
         if worker.api_key is not None:
             headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
-        return self.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
+        return self.request(_origin(worker.url), method, target, headers, body)
 
     async def ask(
         self, worker: Worker, method: str, target: str, timeout_s: float, headers: RawHeaders = (), body: bytes = b""
     ) -> tuple[int, bytes]:
         async with asyncio.timeout(timeout_s):
-            response = await self.send(worker, method, target, headers, body)
+            response = await self.send(worker, method, target.encode("latin-1"), headers, body)
             with contextlib.closing(response):
                 return response.status, await response.read()
 

@@ -63,8 +63,8 @@ class GatewayMetrics(Collector):
 
     def ended(self, call: Call, *, known_model: bool) -> None:
         """Names and paths that clients make up must not become labels."""
-        model = (call.peek.model or "") if known_model else ""
-        self._requests[model, call.path if call.path in JSON_PATHS else "other", str(call.status)] += 1
+        model, path = (call.peek.model or "") if known_model else "", call.path
+        self._requests[model, path if path in JSON_PATHS else "other", str(call.status)] += 1
         _observe(self._whole, model, time.perf_counter() - call.began_s)
         if call.first_byte_s is not None:
             _observe(self._first, model, call.first_byte_s)

@@ -24,15 +24,15 @@ class Outlet:
     """A response begins and ends by `send`; pieces of a stream take a short way to the client's connection."""
 
     _recent: deque[bytes]  # what came last of a stream
+    _of_lines = False
+    _half_line = b""
+    ended = False
 
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
         self._call = call
         self._send = send
         self.exchange = exchange
         self._write = exchange.write
-        self._of_lines = False
-        self._half_line = b""
-        self.ended = False
 
     @property
     def tail(self) -> bytes:

@@ -25,7 +25,15 @@ from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, scrubbed
+from bough.gateway.responses import (
+    EVENTS,
+    NOT_IMPLEMENTED,
+    AttemptFailedError,
+    OpenStream,
+    Response,
+    read_response,
+    scrubbed,
+)
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, Worker, WorkerLostError
@@ -173,17 +181,16 @@ class Proxy:
         return lease
 
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
-        worker = lease.worker
+        worker, peek, path = lease.worker, call.peek, call.path
         call.attempts += 1
         call.faults.sent(worker)
         self.metrics.attempts[worker.url,] += 1
-        self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
-        self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
-        resumable = call.peek.streams and call.path in RESUMABLE_PATHS
-        headers = [*call.headers, RESUME_HEADER] if resumable else call.headers
+        self.policies.of(peek.model).routed(worker.id, peek.routing)
+        self.cache_watch.sent(worker, path, call.body, peek.routing)
+        headers = [*call.headers, RESUME_HEADER] if peek.streams and path in RESUMABLE_PATHS else call.headers
         response: UpstreamResponse | None = None
         prefill: Lease | None = None
-        if self.pairing is not None and call.path in PAIRED_PATHS and call.peek.not_json is None:
+        if self.pairing is not None and path in PAIRED_PATHS and peek.not_json is None:
             prefill = self.pairing.lease(call, lease)
             body = paired_body(body, prefill)
         if self.settings.attempt_timeout_secs is not None:
@@ -241,7 +248,7 @@ class Proxy:
 
     async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
         """Sends one stream, from as many workers as it takes."""
-        events = stream.response.content_type == "text/event-stream"
+        events = stream.response.content_type == EVENTS
         await outlet.start(stream.headers, of_lines=not events)
         text = ResumableText(passes=not (events and call.path in RESUMABLE_PATHS))
         failures = 0  # workers in a row that failed without a token

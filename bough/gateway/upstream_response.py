@@ -56,8 +56,8 @@ class UpstreamResponse:
         return self.named.get(name)
 
     @property
-    def content_type(self) -> str:
-        return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
+    def content_type(self) -> bytes:
+        return self.named.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
     async def read_some(self) -> bytes:
         """The body's next bytes, empty at its end. Raises a `ConnectionError` if it ends too early."""

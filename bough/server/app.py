@@ -208,14 +208,15 @@ class Front:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
             await send(message)
 
-        counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
+        serving = self.phase is Phase.SERVING
+        counted = serving or self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
             self.active += 1
         try:
             path = without_root(scope["path"], self._root_path) if self._root_path else scope["path"]
             refusal = None if self._browsers is None else self._browsers.refusal(scope, path)
-            monitored = self.phase is Phase.DRAINING and path == "/metrics"  # monitors can read it to the end
-            if refusal is None and self._app is not None and (self.phase is Phase.SERVING or monitored):
+            serving = serving or (path == "/metrics" and not counted)  # monitors can read it to the end
+            if refusal is None and self._app is not None and serving:
                 await self._app(scope, receive, named_send)
             else:
                 headers = {"Retry-After": "1", "Connection": "close"}

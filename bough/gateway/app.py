@@ -68,7 +68,8 @@ class GatewayApp:
             access: Access = "admin" if shows or (not plain and WORKER_MANAGEMENT.match(path)) else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
-            body = await held.read(scope, receive)
+            whole = held.whole(scope)
+            body = await held.read(scope, receive) if whole is None else whole
             peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, headers)
             not_json = peeked.not_json
             if not body and scope["method"] in ("POST", "PUT") and (path in JSON_PATHS or not path.startswith("/v1/")):

@@ -5,6 +5,7 @@ A partial line is kept back until it is whole: it would spoil an error event aft
 
 import time
 from collections import deque
+from collections.abc import Awaitable
 
 from starlette.types import Message, Send
 
@@ -38,17 +39,17 @@ class Outlet:
     def tail(self) -> bytes:
         return b"".join(self._recent)[-TAIL:]
 
-    async def whole(self, answer: Response) -> None:
+    def whole(self, answer: Response) -> Awaitable[None]:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
-        await self._send(whole_message(answer))
+        return self._send(whole_message(answer))
 
-    async def start(self, headers: list[tuple[bytes, bytes]], *, of_lines: bool) -> None:
+    def start(self, headers: list[tuple[bytes, bytes]], *, of_lines: bool) -> Awaitable[None]:
         self._begin(200)
         self._recent = deque(maxlen=RECENT)
         self._of_lines = of_lines
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        return self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def write(self, data: bytes) -> None:
         """Sends a piece of the stream; unless the client keeps up, it must do so before the next."""

@@ -108,7 +108,9 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)
         return OpenStream(lease, response, headers, first)
-    body = await response.read()
+    body = response.whole()
+    if body is None:
+        body = await response.read()
     if status == 200:
         fields = None
         if path in JSON_PATHS and b"content-encoding" not in named:

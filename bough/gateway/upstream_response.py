@@ -77,9 +77,11 @@ class UpstreamResponse:
         pieces.clear()
         return taken
 
+    def whole(self) -> bytes | None:
+        """The body, if all of it is here: as nearly always, when its headers are."""
+        return self._taken() if self.complete and self._error is None else None
+
     async def read(self) -> bytes:
-        if self.complete and self._error is None:
-            return self._taken()
         pieces = []
         while piece := await self.read_some():
             pieces.append(piece)
@@ -99,15 +101,12 @@ class UpstreamResponse:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    async def more(self) -> None:
-        """Waits for something to come."""
+    def more(self) -> asyncio.Future[None]:
+        """Is done when something has come."""
         if self._error is not None:
             raise self._error
         self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
+        return self._reader
 
     # ---- for its connection
 

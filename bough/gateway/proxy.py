@@ -199,8 +199,6 @@ class Proxy:
             with lease:
                 response = await self.upstream.send(worker, call.method, call.target, headers, body)
                 result = await read_response(call, lease, response)
-                if isinstance(result, Response):
-                    response.close()
         except BaseException as error:
             if response is not None:
                 response.close()
@@ -228,6 +226,7 @@ class Proxy:
         if prefill is not None:
             prefill.succeed()
         if isinstance(result, Response):
+            response.close()
             lease.succeed()
         else:
             lease.prefilled()

@@ -48,22 +48,23 @@ class CostPolicy(TextTreePolicy):
         tokens = len(text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
-        loads, speeds, queued, costs = list[float](), list[float](), list[float](), list[float]()
-        for worker in workers:  # loops, because a comprehension costs as much as its first four workers
-            loads.append(worker.load + OTHERS_WEIGHT * worker.other_load)
-            if worker.speed:
-                speeds.append(worker.speed)
+        loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
+        speeds = [worker.speed for worker in workers if worker.speed]
         mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
-        step = min(STEP_TOKENS, STEP_S * mean_speed)
-        near_tokens = min(NEAR_TOKENS, step)
+        step = STEP_S * mean_speed
+        step = step if step < STEP_TOKENS else STEP_TOKENS
+        near_tokens = step if step < NEAR_TOKENS else NEAR_TOKENS
         self._recent.append(text[:HOME_CHARS])
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
             workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
-        each, more, share_of = self.request_tokens, self.cache_weight - 1.0, held.get
-        for worker, load in zip(workers, loads, strict=True):
-            queued.append(before := worker.prefill_tokens + each * load)
-            left = tokens * (1.0 - share_of(worker.id, 0.0))
-            costs.append(before + (left + more * (left - near_tokens) if left > near_tokens else left))
+        each, more = self.request_tokens, self.cache_weight - 1.0
+        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        whole = tokens + more * max(0.0, tokens - near_tokens)
+        costs = [before + whole for before in queued]
+        for place, worker in enumerate(workers) if held else ():
+            if share := held.get(worker.id):
+                left = tokens * (1.0 - share)
+                costs[place] = queued[place] + (left + more * (left - near_tokens) if left > near_tokens else left)
         if held and tokens * max(held.values()) > near_tokens:
             copy = tokens + more * max(0.0, tokens - step)  # where little is yet, it may be computed in passing
             for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
@@ -72,9 +73,8 @@ class CostPolicy(TextTreePolicy):
             for place, worker in enumerate(workers):
                 speed = worker.speed / mean_speed if worker.speed else 1.0
                 costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
-        least = min(costs) + near_tokens
+        least, turns = min(costs) + near_tokens, self._turns
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
-        turns = self._turns
         equals = [(loads[place], turns[workers[place].id], place) for place, cost in enumerate(costs) if cost <= least]
         taken = workers[min(equals)[2]]
         self._turns[taken.id] = next(self._numbers)

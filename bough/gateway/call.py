@@ -59,7 +59,7 @@ class Call(msgspec.Struct, eq=False):
 
 LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
 SHOWN = ("peek.model", "worker", "client_name", "queued_s", "first_byte_s", "sent_bytes", "expected_cached", "reason")
-_logged, _shown = operator.attrgetter(*LOGGED), operator.attrgetter(*SHOWN)
+_shown = operator.attrgetter(*SHOWN, *LOGGED)
 KEPT = 100  # lines, for the page
 
 
@@ -71,7 +71,7 @@ class AccessLog:
         self._recent: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
 
     def write(self, call: Call) -> None:
-        self._recent.append((time.time(), time.perf_counter() - call.began_s, _logged(call), _shown(call)))
+        self._recent.append((time.time(), time.perf_counter() - call.began_s, _shown(call)))
         if self._out is not None:
             self._out.write(encode_json(_line(*self._recent[-1])).decode() + "\n")
             self._out.flush()
@@ -80,8 +80,8 @@ class AccessLog:
         return [_line(*entry) for entry in self._recent]
 
 
-def _line(ended_s: float, took_s: float, logged: tuple[Any, ...], shown: tuple[Any, ...]) -> dict[str, Any]:
-    model, worker, client, queued_s, first_byte_s, sent_bytes, expected_cached, reason = shown
+def _line(ended_s: float, took_s: float, shown: tuple[Any, ...]) -> dict[str, Any]:
+    model, worker, client, queued_s, first_byte_s, sent_bytes, expected_cached, reason, *logged = shown
     line = {
         "time": ended_s,
         **dict(zip(LOGGED, logged, strict=True)),

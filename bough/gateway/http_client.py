@@ -196,7 +196,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes) -> bytes:
-    first = b"%s %s%s HTTP/1.1\r\nHost: %s" % (method.encode(), origin.prefix, target, origin.name)
+    first = method.encode() + b" " + origin.prefix + target + b" HTTP/1.1\r\nHost: " + origin.name
     lines = [first, *map(b": ".join, headers)]
     if body or method in WITH_BODY:
         lines.append(b"Content-Length: %d" % len(body))

@@ -125,7 +125,7 @@ class UpstreamResponse:
             self._fail(ProtocolError("an answer whose headers are too long"))
         if self._pieces:
             if self.tap is not None and reader is not None and not reader.done():
-                piece = self._taken()
+                piece = self._taken() if self.complete or len(self._pieces) > 1 else self._pieces.pop()
                 try:
                     if piece and not self.tap(piece):
                         self._pieces.append(piece)

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 from urllib.parse import quote
@@ -39,11 +39,21 @@ HEADERS_KEY = "bough.headers"  # by name, of a header that comes twice the first
 ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
 
 
+def _random_ids() -> Iterator[str]:
+    """Asking the kernel for each would take longer than the rest."""
+    while True:
+        drawn = os.urandom(4096).hex()
+        yield from (drawn[at : at + 32] for at in range(0, len(drawn), 32))
+
+
+_fresh_ids = _random_ids()
+
+
 def assign_request_id(scope: Scope) -> str:
     """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
     scope[HEADERS_KEY] = named = dict(reversed(scope["headers"]))
     given = named.get(b"x-request-id")
-    chosen: str = given.decode() if given and ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
+    chosen: str = given.decode() if given and ALLOWED_ID.fullmatch(given) else next(_fresh_ids)
     scope[REQUEST_ID_KEY] = chosen
     return chosen
 

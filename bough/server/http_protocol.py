@@ -155,8 +155,11 @@ class HttpProtocol(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
+        raw_path, _, query = self._url.partition(b"?")
+        if not raw_path.startswith(b"/") or b"#" in self._url:  # with a host or a fragment
+            url = httptools.parse_url(self._url)
+            raw_path, query = url.path, url.query or b""
+        path = raw_path.decode("ascii")
         version = self._parser.get_http_version()
         self._unused = 0
         headers, self._headers = self._headers, []  # what follows the body is left out
@@ -165,8 +168,8 @@ class HttpProtocol(asyncio.Protocol):
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
             "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "query_string": url.query or b"",
+            "raw_path": raw_path,
+            "query_string": query,
             "headers": headers,
         }
         keep_alive = version == "1.1" and self._parser.should_keep_alive()

@@ -9,12 +9,12 @@ from starlette.types import Receive, Scope, Send
 from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
-from bough.gateway.headers import RawHeaders, upstream_headers
+from bough.gateway.headers import Headers, upstream_headers
 from bough.gateway.management import Management
-from bough.gateway.outlet import Outlet, send_whole
+from bough.gateway.outlet import Outlet, whole_message
 from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
-from bough.server.app import REQUEST_ID_KEY
+from bough.server.app import HEADERS_KEY, REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
 from bough.server.held_bodies import MIB, HeldBody
@@ -45,32 +45,36 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        headers: Headers = scope[HEADERS_KEY]
         call: Call | None = None
         client: ClientKey | None = None
         refusable = False  # a client's request, and not one to the gateway itself
         held = HeldBody(self._gateway.bodies)
         began_s = time.perf_counter()
         try:
-            route = self._management.find(scope["method"], path)
+            plain = path in JSON_PATHS  # as nearly always: nobody's management, and read as itself everywhere
+            route = None if plain else self._management.find(scope["method"], path)
             if route is not None:
                 if not self._private:
                     self._gateway.clients.identify(route.access, scope["headers"])
                 body = await held.read(scope, receive, LARGEST_OWN)
-                await send_whole(send, scope[EXCHANGE_KEY], await route.handler(route.parameter, body))
+                await send(whole_message(await route.handler(route.parameter, body)))
                 return
-            if self._private or not is_proxied(path):
+            if self._private or not (plain or is_proxied(path)):
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
             shows = path in INFO_PATHS and self._gateway.clients.is_operator(scope["headers"])
-            access: Access = "admin" if shows or WORKER_MANAGEMENT.match(path) else "api"
+            access: Access = "admin" if shows or (not plain and WORKER_MANAGEMENT.match(path)) else "api"
             client = self._gateway.clients.identify(access, scope["headers"])
             self._gateway.clients.count(client, time.monotonic())
-            body = await held.read(scope, receive)
-            peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, scope["headers"])
-            sends = scope["method"] in ("POST", "PUT") and (path in JSON_PATHS or not path.startswith("/v1/"))
-            not_json = peeked.not_json or ("it is empty" if sends and not body else None)
-            if not_json is not None and takes_json(path, scope["headers"]):
+            whole = held.whole(scope)
+            body = await held.read(scope, receive) if whole is None else whole
+            peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, headers)
+            not_json = peeked.not_json
+            if not body and scope["method"] in ("POST", "PUT") and (path in JSON_PATHS or not path.startswith("/v1/")):
+                not_json = "it is empty"
+            if not_json is not None and takes_json(path, headers):
                 raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
             stored = path.startswith(STORED)
@@ -84,7 +88,7 @@ class GatewayApp:
             if call is not None and call.status:
                 raise
             if call is None and refusable:  # a request all the same, for those who count
-                call = make_call(scope, b"", peek(b"", scope["headers"]), client)
+                call = make_call(scope, b"", peek(b"", headers), client)
                 call.began_s = began_s
             await self._refuse(failure_of(error), scope, call, send)
         finally:
@@ -99,7 +103,7 @@ class GatewayApp:
         if failure.type == "RateLimitError":
             self._gateway.metrics.rate_limited[()] += 1
         if call is None:
-            await send_whole(send, scope[EXCHANGE_KEY], answer)
+            await send(whole_message(answer))
         else:
             call.error = failure.message
             await Outlet(call, send, scope[EXCHANGE_KEY]).whole(answer)
@@ -110,10 +114,9 @@ def is_proxied(path: str) -> bool:
     return (path.startswith(PREFIXES) or path in NATIVE_PATHS) and AMBIGUOUS.search(path) is None
 
 
-def takes_json(path: str, headers: RawHeaders) -> bool:
+def takes_json(path: str, given: Headers) -> bool:
     """Whether a body must be a JSON object. Forms with files and encoded bodies are for the worker to read; who sends
     JSON with curl calls it a form by default."""
-    given = dict(reversed(headers))  # of a header that comes twice, the first
     kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
     return b"content-encoding" not in given and (path in JSON_PATHS or kind in JSON_TYPES)
 
@@ -122,13 +125,12 @@ def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None)
     path: str = scope["path"]
     query: bytes = scope.get("query_string", b"")
     raw_path: bytes = scope.get("raw_path") or path.encode()
-    target = (raw_path + b"?" + query if query else raw_path).decode("latin-1")
     request_id: str = scope[REQUEST_ID_KEY]
     return Call(
         method=scope["method"],
         path=path,
-        target=target,
-        headers=upstream_headers(scope["headers"], request_id, scope.get("client")),
+        target=raw_path + b"?" + query if query else raw_path,
+        headers=upstream_headers(scope["headers"], scope[HEADERS_KEY], request_id, scope["client"]),
         body=body,
         peek=peeked,
         request_id=request_id,

@@ -18,6 +18,7 @@ class Breaker:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
+        self.closed = True  # as nearly always
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._successes = 0
@@ -30,13 +31,11 @@ class Breaker:
         return self._state
 
     def admits(self, now_s: float) -> bool:
-        if self._state is BreakerState.CLOSED:
-            return True
-        return self.state(now_s) is BreakerState.HALF_OPEN and not self._trials
+        return self.closed or (self.state(now_s) is BreakerState.HALF_OPEN and not self._trials)
 
     def begin(self, now_s: float) -> None:
         """A request is sent. One that was sent before the breaker opened is no trial."""
-        if self._state is not BreakerState.CLOSED and self.state(now_s) is BreakerState.HALF_OPEN:
+        if not self.closed and self.state(now_s) is BreakerState.HALF_OPEN:
             self._state = BreakerState.HALF_OPEN
             self._trials += 1
 
@@ -61,7 +60,7 @@ class Breaker:
         self._failures += 1
         self._last_failure_s = now_s
         if self._state is BreakerState.HALF_OPEN or self._failures >= self._settings.cb_failure_threshold:
-            self._state = BreakerState.OPEN
+            self._state, self.closed = BreakerState.OPEN, False
             self._successes = self._trials = 0
 
     def abandoned(self) -> None:
@@ -69,5 +68,5 @@ class Breaker:
         self._trials = max(0, self._trials - 1)
 
     def reset(self) -> None:
-        self._state = BreakerState.CLOSED
+        self._state, self.closed = BreakerState.CLOSED, True
         self._failures = self._successes = self._trials = 0

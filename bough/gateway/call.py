@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import sys
 import time
@@ -25,7 +26,7 @@ class Call(msgspec.Struct, eq=False):
 
     method: str
     path: str  # without the query
-    target: str  # with it, as the client wrote it
+    target: bytes  # with it, as the client wrote it
     headers: Sequence[tuple[bytes, bytes]]  # those that workers get
     body: bytes
     peek: Peek
@@ -35,9 +36,9 @@ class Call(msgspec.Struct, eq=False):
     pinned: Worker | None = None  # the only worker that can answer
     began_s: float = msgspec.field(default_factory=time.perf_counter)
     admitted: bool = False  # it counts against the gateway's limit on requests at once
-    tried: set[str] = set()  # workers that failed it
-    tried_prefills: set[str] = set()  # prefill engines that failed it
-    unable: set[str] = set()  # workers that cannot go on with its stream
+    tried: frozenset[str] = frozenset()  # workers that failed it
+    tried_prefills: frozenset[str] = frozenset()  # prefill engines that failed it
+    unable: frozenset[str] = frozenset()  # workers that cannot go on with its stream
     faults: Faults = msgspec.field(default_factory=Faults)
     worker: Worker | None = None  # the last one it was sent to
     attempts: int = 0
@@ -52,11 +53,13 @@ class Call(msgspec.Struct, eq=False):
     expected_cached: float = 0.0
     reason: str = ""  # why the worker was chosen
     error: str | None = None
+    task: asyncio.Task[None] | None = None  # that answers it
     span: Span | None = None  # of the trace that it is part of
 
 
 LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
-_logged = operator.attrgetter(*LOGGED)
+SHOWN = ("peek.model", "worker", "client_name", "queued_s", "first_byte_s", "sent_bytes", "expected_cached", "reason")
+_shown = operator.attrgetter(*SHOWN, *LOGGED)
 KEPT = 100  # lines, for the page
 
 
@@ -65,30 +68,31 @@ class AccessLog:
 
     def __init__(self, enabled: bool, out: TextIO | None = None) -> None:
         self._out = (out or sys.stderr) if enabled else None
-        self._recent: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._recent: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
 
     def write(self, call: Call) -> None:
-        line = {
-            "time": time.time(),
-            **dict(zip(LOGGED, _logged(call), strict=True)),
-            "model": call.peek.model,
-            "worker": None if call.worker is None else call.worker.url,
-            "client": call.client_name,
-            "queued_ms": 1000 * call.queued_s,
-            "first_byte_ms": None if call.first_byte_s is None else 1000 * call.first_byte_s,
-            "duration_ms": 1000 * (time.perf_counter() - call.began_s),
-            "bytes": call.sent_bytes,
-            "expected_cached": call.expected_cached,
-            "reason": call.reason,
-        }
-        self._recent.append(line)
+        self._recent.append((time.time(), time.perf_counter() - call.began_s, _shown(call)))
         if self._out is not None:
-            self._out.write(encode_json(_rounded(line)).decode() + "\n")
+            self._out.write(encode_json(_line(*self._recent[-1])).decode() + "\n")
             self._out.flush()
 
     def recent(self) -> list[dict[str, Any]]:
-        return list(map(_rounded, self._recent))
+        return [_line(*entry) for entry in self._recent]
 
 
-def _rounded(line: dict[str, Any]) -> dict[str, Any]:
+def _line(ended_s: float, took_s: float, shown: tuple[Any, ...]) -> dict[str, Any]:
+    model, worker, client, queued_s, first_byte_s, sent_bytes, expected_cached, reason, *logged = shown
+    line = {
+        "time": ended_s,
+        **dict(zip(LOGGED, logged, strict=True)),
+        "model": model,
+        "worker": None if worker is None else worker.url,
+        "client": client,
+        "queued_ms": 1000 * queued_s,
+        "first_byte_ms": None if first_byte_s is None else 1000 * first_byte_s,
+        "duration_ms": 1000 * took_s,
+        "bytes": sent_bytes,
+        "expected_cached": expected_cached,
+        "reason": reason,
+    }
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in line.items()}

@@ -81,10 +81,12 @@ class Gateway:
     async def serve(self, call: Call, outlet: Outlet) -> None:
         """Answers the call until its client leaves or its time is up. Raises an `HttpError` only before anything was
         sent."""
-        self._name_model(call)
+        if call.peek.model is None:
+            self._name_model(call)
         if self._traces is not None:
             call.span = self._traces.begin(call)
         scope, exchange = Scope(), outlet.exchange
+        scope.owner = call.task = exchange.task
         self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
         try:
             with scope:
@@ -119,11 +121,10 @@ class Gateway:
 
     def _name_model(self, call: Call) -> None:
         """Gives a request without a model the only model, if there is only one."""
-        if call.peek.model is None:
-            models = self.registry.models()
-            if len(models) == 1:
-                routing = msgspec.structs.replace(call.peek.routing, model=models[0])
-                call.peek = msgspec.structs.replace(call.peek, model=models[0], routing=routing)
+        models = self.registry.models()
+        if len(models) == 1:
+            routing = msgspec.structs.replace(call.peek.routing, model=models[0])
+            call.peek = msgspec.structs.replace(call.peek, model=models[0], routing=routing)
 
     async def _tick(self) -> None:
         while True:

@@ -94,14 +94,15 @@ class Dispatch(RegistryListener):
     def try_lease(self, call: Call) -> Lease | None:
         if not call.admitted and self._limit != UNLIMITED and self.active >= self._limit:
             return None
-        now_s = time.monotonic()
-        candidates = [worker for worker in self._candidates(call) if worker.admits(now_s)]
+        now_s, routing = time.monotonic(), call.peek.routing
+        candidates = self._candidates(call)
+        candidates = [w for w in candidates if (w.limit is None and w.breaker.closed) or w.admits(now_s)]
         if not candidates:
             return None
         # One that has failed this request gets it again only when no other is left.
         fresh = [w for w in candidates if w.id not in call.tried] or candidates if call.tried else candidates
         policy = self._policies.of(call.peek.model)
-        choice = policy.choose(fresh, call.peek.routing)
+        choice = policy.choose(fresh, routing)
         worker = self._registry.get(choice.worker_id)
         assert worker is not None
         if not call.admitted:
@@ -111,9 +112,9 @@ class Dispatch(RegistryListener):
         call.worker, call.expected_cached = worker, choice.expected_cached
         if call.pinned is not None:
             call.reason = "it holds what the request continues"
-        elif call.peek.routing.target in (worker.id, worker.url):
+        elif routing.target is not None and routing.target in (worker.id, worker.url):
             call.reason = "the request names it"
-        elif call.peek.routing.session is not None:
+        elif routing.session is not None:
             call.reason = "its session stays there"
         else:
             call.reason = type(policy).__name__ if len(fresh) > 1 else "no other could take it"

@@ -1,9 +1,10 @@
 """Which headers pass the gateway. Hop-by-hop headers and keys do not; everything else does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
+Headers = Mapping[bytes, bytes]  # of a header that comes twice the first
 
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
@@ -19,21 +20,19 @@ NOT_UPSTREAM = HOP_BY_HOP.union(
 NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"content-length", b"x-request-id", b"x-bough-resume"}
 
 
-def upstream_headers(raw: RawHeaders, request_id: str, client: Sequence[Any] | None) -> list[tuple[bytes, bytes]]:
-    kept = _without(raw, NOT_UPSTREAM)
-    if client is not None and b"x-forwarded-for" not in dict(raw):
+def upstream_headers(
+    raw: RawHeaders, named: Headers, request_id: str, client: Sequence[Any] | None
+) -> list[tuple[bytes, bytes]]:
+    kept = passing(raw, named, NOT_UPSTREAM)
+    if client is not None and b"x-forwarded-for" not in named:
         kept.append((b"x-forwarded-for", str(client[0]).encode()))
     kept.append((b"x-request-id", request_id.encode("latin-1")))
     return kept
 
 
-def downstream_headers(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
-    return _without(raw, NOT_DOWNSTREAM)
-
-
-def _without(raw: RawHeaders, left_out: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+def passing(raw: RawHeaders, named: Headers, left_out: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """`Connection: x-hop` makes x-hop a header of this connection as well."""
-    if b"connection" in dict(raw):
+    if b"connection" in named:
         named = b",".join(value for name, value in raw if name == b"connection")
         left_out = left_out.union(word.strip().lower() for word in named.split(b","))
     return [header for header in raw if header[0] not in left_out]

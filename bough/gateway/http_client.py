@@ -130,7 +130,10 @@ class HttpClient:
         return None
 
     def give_back(self, connection: _Connection) -> None:
-        self._idle.setdefault(connection.origin, []).append(connection)
+        kept = self._idle.get(connection.origin)
+        if kept is None:
+            kept = self._idle[connection.origin] = []
+        kept.append(connection)
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
 
@@ -193,7 +196,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes) -> bytes:
-    first = b"%s %s%s HTTP/1.1\r\nHost: %s" % (method.encode(), origin.prefix, target, origin.name)
+    first = method.encode() + b" " + origin.prefix + target + b" HTTP/1.1\r\nHost: " + origin.name
     lines = [first, *map(b": ".join, headers)]
     if body or method in WITH_BODY:
         lines.append(b"Content-Length: %d" % len(body))
@@ -210,18 +213,18 @@ class Upstream(HttpClient):
     """Requests to workers, each with the worker's key."""
 
     def send(
-        self, worker: Worker, method: str, target: str, headers: RawHeaders, body: bytes
+        self, worker: Worker, method: str, target: bytes, headers: RawHeaders, body: bytes
     ) -> Coroutine[Any, Any, UpstreamResponse]:
         """The beginning of the worker's response, which the caller must close."""
         if worker.api_key is not None:
             headers = [*headers, (b"Authorization", b"Bearer " + worker.api_key.encode())]
-        return self.request(_origin(worker.url), method, target.encode("latin-1"), headers, body)
+        return self.request(_origin(worker.url), method, target, headers, body)
 
     async def ask(
         self, worker: Worker, method: str, target: str, timeout_s: float, headers: RawHeaders = (), body: bytes = b""
     ) -> tuple[int, bytes]:
         async with asyncio.timeout(timeout_s):
-            response = await self.send(worker, method, target, headers, body)
+            response = await self.send(worker, method, target.encode("latin-1"), headers, body)
             with contextlib.closing(response):
                 return response.status, await response.read()
 

@@ -181,7 +181,7 @@ class Management:
         target = f"/ui/timeline?since={quote(since[0], safe='')}" if since else "/ui/tree"
         try:
             async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
-                answer = await self.gateway.upstream.send(worker, "GET", target, [], b"")
+                answer = await self.gateway.upstream.send(worker, "GET", target.encode(), [], b"")
                 with contextlib.closing(answer):
                     while (since or not content.endswith(b"\n\n")) and (part := await answer.read_some()):
                         content += part
@@ -189,7 +189,7 @@ class Management:
             raise HttpError(502, f"The worker does not answer: {describe(error)}.", "BadGatewayError") from None
         if answer.status in (401, 403):  # the client's own key is right
             raise HttpError(502, "The worker refuses the gateway's key (--worker-api-key).", "BadGatewayError")
-        kind = [(b"content-type", answer.content_type.encode())]
+        kind = [(b"content-type", answer.content_type)]
         return Response(answer.status, kind, scrubbed(content, worker.api_key))
 
     # ---- what reaches all workers

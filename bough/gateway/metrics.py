@@ -63,8 +63,8 @@ class GatewayMetrics(Collector):
 
     def ended(self, call: Call, *, known_model: bool) -> None:
         """Names and paths that clients make up must not become labels."""
-        model = (call.peek.model or "") if known_model else ""
-        self._requests[model, call.path if call.path in JSON_PATHS else "other", str(call.status)] += 1
+        model, path = (call.peek.model or "") if known_model else "", call.path
+        self._requests[model, path if path in JSON_PATHS else "other", str(call.status)] += 1
         _observe(self._whole, model, time.perf_counter() - call.began_s)
         if call.first_byte_s is not None:
             _observe(self._first, model, call.first_byte_s)
@@ -107,7 +107,9 @@ class GatewayMetrics(Collector):
 
 
 def _observe(latencies: dict[str, list[float]], model: str, seconds: float) -> None:
-    found = latencies.setdefault(model, [0.0] * (len(BOUNDS) + 1))
+    found = latencies.get(model)
+    if found is None:
+        found = latencies[model] = [0.0] * (len(BOUNDS) + 1)
     found[bisect_left(LATENCIES_S, seconds)] += 1
     found[-1] += seconds
 

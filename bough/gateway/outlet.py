@@ -5,57 +5,59 @@ A partial line is kept back until it is whole: it would spoil an error event aft
 
 import time
 from collections import deque
+from collections.abc import Awaitable
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from bough.gateway.call import Call
 from bough.gateway.responses import Response, error_shape
 from bough.server.endpoint import encode_json
 from bough.server.errors import Failure
-from bough.server.http_protocol import Exchange
+from bough.server.http_protocol import WHOLE_KEY, Exchange
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
 RECENT = 64  # pieces that are kept for it, because joining them as they come would cost more than sending
 LONGEST_LINE = 1 << 16  # a longer one goes out in parts
-LINES = b"application/x-ndjson"
+NEWLINE = ord("\n")
 
 
 class Outlet:
     """A response begins and ends by `send`; pieces of a stream take a short way to the client's connection."""
 
     _recent: deque[bytes]  # what came last of a stream
+    _of_lines = False
+    _half_line = b""
+    ended = False
 
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
         self._call = call
         self._send = send
         self.exchange = exchange
-        self._of_lines = False
-        self._half_line = b""
-        self.ended = False
+        self._write = exchange.write
 
     @property
     def tail(self) -> bytes:
         return b"".join(self._recent)[-TAIL:]
 
-    async def whole(self, answer: Response) -> None:
+    def whole(self, answer: Response) -> Awaitable[None]:
         self._begin(answer.status)
         self.ended = True
         self._call.sent_bytes += len(answer.body)
-        await send_whole(self._send, self.exchange, answer)
+        return self._send(whole_message(answer))
 
-    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def start(self, headers: list[tuple[bytes, bytes]], *, of_lines: bool) -> Awaitable[None]:
         self._begin(200)
         self._recent = deque(maxlen=RECENT)
-        self._of_lines = any(name == b"content-type" and value.startswith(LINES) for name, value in headers)
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._of_lines = of_lines
+        return self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def write(self, data: bytes) -> None:
-        """Sends a piece of the stream; unless the exchange was `writable`, it must become so before the next."""
+        """Sends a piece of the stream; unless the client keeps up, it must do so before the next."""
         self._recent.append(data[-TAIL:])
-        if self._half_line or not data.endswith(b"\n"):
+        if self._half_line or data[-1] != NEWLINE:
             data = self._whole_lines(data)
         self._call.sent_bytes += len(data)
-        self.exchange.write(data)
+        self._write(data)
 
     async def end(self) -> None:
         if self._half_line:
@@ -95,8 +97,6 @@ class Outlet:
         self._call.first_byte_s = time.perf_counter() - self._call.began_s
 
 
-async def send_whole(send: Send, exchange: Exchange, answer: Response) -> None:
-    headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await exchange.until_writable()
-    exchange.write(answer.body, more=False)
+def whole_message(answer: Response) -> Message:
+    start = "http.response.start"
+    return {"type": start, "status": answer.status, "headers": answer.headers, WHOLE_KEY: answer.body}

@@ -50,11 +50,11 @@ class Pairing:
     def failed(self, call: Call, prefill: Lease, failure: AttemptFailedError) -> AttemptFailedError:
         """Ends the lease of a failed attempt. What the prefill engine is to blame for is tried with another at once."""
         if failure.error_type == UNAVAILABLE:
-            call.tried_prefills.add(prefill.worker.id)
+            call.tried_prefills |= {prefill.worker.id}
             prefill.fail(failure.reason)
             return AttemptFailedError("its prefill engine is gone", 503, moved=True)
         if prefill.called_back:
-            call.tried_prefills.add(prefill.worker.id)
+            call.tried_prefills |= {prefill.worker.id}
         prefill.abandon()
         return failure
 

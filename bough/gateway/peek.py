@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bough.gateway.headers import RawHeaders
+from bough.gateway.headers import Headers
 from bough.gateway.policies import RoutingRequest
 
 
@@ -41,6 +41,7 @@ LARGEST_ID = 2**31 - 1  # what caches compare; no vocabulary is near it
 MOST_IDS = 2**17  # of a prompt that routing looks at: each takes far more memory than in the body
 _REQUEST_DECODER = msgspec.json.Decoder(RequestFields)
 _NOTHING = RequestFields()
+NO_FILES = (None, None, None, None)
 MEDIA_MARK = "\0media:"  # before a digest
 # Where an image, clip or recording is inside of a message or a part; and what inside of that is its content.
 MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", "source")
@@ -61,7 +62,7 @@ def is_heavy(body: bytes) -> bool:
     return len(body) > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE
 
 
-def peek(body: bytes, headers: RawHeaders) -> Peek:
+def peek(body: bytes, headers: Headers) -> Peek:
     fields, not_json = _NOTHING, None
     try:
         if body:
@@ -72,14 +73,14 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
     except RecursionError:  # JSON that a worker may be able to read
         text, ids = "", None
     model = fields.model if isinstance(fields.model, str) and fields.model else None
-    given = dict(reversed(headers))  # of a header that comes twice, the first
-    session, target = given.get(b"x-smg-routing-key", given.get(b"x-session-id")), given.get(b"x-smg-target-worker")
+    session = headers.get(b"x-smg-routing-key", headers.get(b"x-session-id"))
+    target = headers.get(b"x-smg-target-worker")
     routing = RoutingRequest(
-        model=model or "",
-        text=text,
-        token_ids=ids,
-        session=None if session is None else session.decode("latin-1"),
-        target=None if target is None else target.decode("latin-1"),
+        model or "",
+        text,
+        ids,
+        None if session is None else session.decode("latin-1"),
+        None if target is None else target.decode("latin-1"),
     )
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
@@ -90,7 +91,8 @@ def peek(body: bytes, headers: RawHeaders) -> Peek:
 def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     if fields.messages is not None:
         return _words(fields.system) + _words(fields.messages), None
-    media = _words([fields.images, fields.image_data, fields.video_data, fields.audio_data], media=True)
+    files = (fields.images, fields.image_data, fields.video_data, fields.audio_data)
+    media = "" if files == NO_FILES else _words(list(files), media=True)
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
@@ -112,6 +114,8 @@ def _ids(given: Any) -> tuple[int, ...] | None:
 
 def _words(given: Any, *, media: bool = False) -> str:
     """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
+    if given.__class__ is str and not media:
+        return given + "\n"  # type: ignore[no-any-return]  # as nearly always
     return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 
@@ -154,7 +158,7 @@ class ResponseFields(msgspec.Struct):
 
     def prompt_tokens(self) -> tuple[int, int] | None:
         """(prompt tokens, cached tokens), if the worker reports both."""
-        for usage in (self.usage, self.meta_info, _get(self.message, "usage")):
+        for usage in (self.usage, self.meta_info, self.message and _get(self.message, "usage")):
             if not isinstance(usage, dict):
                 continue
             if "input_tokens" in usage and "cache_read_input_tokens" in usage:

@@ -16,8 +16,8 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
 
     poison: str | None = None  # why the request is to blame
     _undecided: dict[int, Lease] = {}  # by the status that the worker answered
-    _lacking: set[str] = set()  # workers that do not do what it asks for
-    _ended: set[str] = set()
+    _lacking: frozenset[str] = frozenset()  # workers that do not do what it asks for
+    _ended: frozenset[str] = frozenset()
     _among: Moved | None = None  # the requests that came to the worker as this one did
 
     def sent(self, worker: Worker) -> None:
@@ -48,13 +48,13 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
 
     def lacked(self, worker: Worker) -> None:
         """A worker has answered 501, which no breaker counts in any case."""
-        self._lacking.add(worker.id)
+        self._lacking |= {worker.id}
         if len(self._lacking) > 1:
             self.poison = "two workers answered 501 to it"
 
     def ended(self, worker: Worker) -> None:
         """The worker's process has ended while it had the request."""
-        self._ended.add(worker.id)
+        self._ended |= {worker.id}
         among, self._among = self._among, None
         if among is not None:
             among.ended = True
@@ -63,10 +63,9 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
 
     def progressed(self) -> None:
         """The request got further than on the worker before, so it was not what ended that one."""
-        self._ended.clear()
+        self._ended = frozenset()
 
     def settle(self) -> None:
         """No further worker is asked, or one has answered: those that failed are to blame."""
-        for lease in self._undecided.values():
-            lease.blame()
-        self._undecided.clear()
+        while self._undecided:
+            self._undecided.popitem()[1].blame()

@@ -25,7 +25,15 @@ from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, scrubbed
+from bough.gateway.responses import (
+    EVENTS,
+    NOT_IMPLEMENTED,
+    AttemptFailedError,
+    OpenStream,
+    Response,
+    read_response,
+    scrubbed,
+)
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, Worker, WorkerLostError
@@ -115,6 +123,7 @@ class Proxy:
                 try:
                     lease = self.dispatch.try_next(call) or await self.dispatch.wait(call)
                     if self.settings.hedge_after_secs is None or call.pinned is not None:
+                        lease.owner = call.task
                         return await self._attempt(call, body, lease)
                     return await self._hedged(call, body, lease, self.settings.hedge_after_secs)
                 except AttemptFailedError as failure:
@@ -161,7 +170,7 @@ class Proxy:
     def _other_lease(self, call: Call) -> Lease | None:
         first = call.worker
         assert first is not None
-        call.tried.add(first.id)
+        call.tried |= {first.id}
         lease = self.dispatch.try_lease(call)
         if lease is not None and lease.worker is first:
             lease.abandon()
@@ -172,17 +181,16 @@ class Proxy:
         return lease
 
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
-        worker = lease.worker
+        worker, peek, path = lease.worker, call.peek, call.path
         call.attempts += 1
         call.faults.sent(worker)
         self.metrics.attempts[worker.url,] += 1
-        self.policies.of(call.peek.model).routed(worker.id, call.peek.routing)
-        self.cache_watch.sent(worker, call.path, call.body, call.peek.routing)
-        resumable = call.peek.streams and call.path in RESUMABLE_PATHS
-        headers = [*call.headers, RESUME_HEADER] if resumable else call.headers
+        self.policies.of(peek.model).routed(worker.id, peek.routing)
+        self.cache_watch.sent(worker, path, call.body, peek.routing)
+        headers = [*call.headers, RESUME_HEADER] if peek.streams and path in RESUMABLE_PATHS else call.headers
         response: UpstreamResponse | None = None
         prefill: Lease | None = None
-        if self.pairing is not None and call.path in PAIRED_PATHS and call.peek.not_json is None:
+        if self.pairing is not None and path in PAIRED_PATHS and peek.not_json is None:
             prefill = self.pairing.lease(call, lease)
             body = paired_body(body, prefill)
         if self.settings.attempt_timeout_secs is not None:
@@ -191,8 +199,6 @@ class Proxy:
             with lease:
                 response = await self.upstream.send(worker, call.method, call.target, headers, body)
                 result = await read_response(call, lease, response)
-                if isinstance(result, Response):
-                    response.close()
         except BaseException as error:
             if response is not None:
                 response.close()
@@ -204,7 +210,7 @@ class Proxy:
                 raise
             if prefill is not None and self.pairing is not None:
                 failure = self.pairing.failed(call, prefill, failure)
-            call.tried.add(worker.id)
+            call.tried |= {worker.id}
             self.metrics.failures[worker.url, "moved" if failure.moved else str(failure.status)] += 1
             if failure.blames_worker and failure.answered:
                 call.faults.answered(lease, failure.status, failure.reason)
@@ -220,6 +226,7 @@ class Proxy:
         if prefill is not None:
             prefill.succeed()
         if isinstance(result, Response):
+            response.close()
             lease.succeed()
         else:
             lease.prefilled()
@@ -240,8 +247,8 @@ class Proxy:
 
     async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
         """Sends one stream, from as many workers as it takes."""
-        await outlet.start(stream.headers)
-        events = stream.response.content_type == "text/event-stream"
+        events = stream.response.content_type == EVENTS
+        await outlet.start(stream.headers, of_lines=not events)
         text = ResumableText(passes=not (events and call.path in RESUMABLE_PATHS))
         failures = 0  # workers in a row that failed without a token
         while True:
@@ -251,7 +258,7 @@ class Proxy:
                     await self._copy(call, stream, text, outlet)
                 break
             except CannotResumeError as error:
-                call.unable.add(stream.lease.worker.id)
+                call.unable |= {stream.lease.worker.id}
                 reason = str(error)
             except LOST as error:
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
@@ -278,23 +285,25 @@ class Proxy:
     async def _copy(self, call: Call, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         """One worker's part of a stream, until its end."""
         lease, response, exchange = stream.lease, stream.response, outlet.exchange
+        connection, write, lease.owner = exchange.connection, outlet.write, call.task
         key = lease.worker.api_key
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
 
         def pass_on(chunk: bytes) -> bool:
-            if not exchange.writable:
+            if connection.drained is not None:  # the client does not keep up
                 return False
             lease.heard = True
             if key is not None:
                 chunk = scrubbed(chunk, key)
             if text.annotated is not False or not text.delivered:  # else it passes as it is
                 chunk = text.feed(chunk)
-                lease.resumable = text.resumable
-                if text.delivered and lease.counted is None:
-                    lease.prove()
+                if lease.counted is None or not lease.resumable:
+                    lease.resumable = text.resumable
+                    if text.delivered and lease.counted is None:
+                        lease.prove()
             if chunk:
-                outlet.write(chunk)
+                write(chunk)
             return True
 
         chunk, response.tap = stream.first, pass_on
@@ -315,7 +324,7 @@ class Proxy:
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText) -> OpenStream:
         call.failovers += 1
         self.metrics.failovers[()] += 1
-        call.tried = {lost.lease.worker.id}
+        call.tried = frozenset({lost.lease.worker.id})
         text.restart()
         result = await self._first_response(call, text.body(call.body))
         if isinstance(result, Response):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bough.gateway.call import Call
-from bough.gateway.headers import downstream_headers
+from bough.gateway.headers import NOT_DOWNSTREAM, passing
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease
@@ -17,7 +17,7 @@ from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
 
 JSON = b"application/json"
-STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
+EVENTS, LINES = b"text/event-stream", b"application/x-ndjson"  # streams
 EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n", b"{")
 # Answers of these are JSON, whatever the worker is; anything else that comes with a 200 is garbage.
 JSON_PATHS = frozenset(
@@ -99,30 +99,32 @@ class AttemptFailedError(Exception):
 
 async def read_response(call: Call, lease: Lease, response: UpstreamResponse) -> Response | OpenStream:
     """Reads until the response is whole or, for a stream, until its first bytes."""
-    key = lease.worker.api_key
-    headers = downstream_headers(response.headers)
+    key, status, path, named = lease.worker.api_key, response.status, call.path, response.named
+    headers = passing(response.headers, named, NOT_DOWNSTREAM)
     if key is not None:
         headers = [(name, scrubbed(value, key)) for name, value in headers]
-    if response.status == 200 and response.content_type in STREAM_TYPES:
+    if status == 200 and response.content_type in (EVENTS, LINES):
         first = await response.read_some()
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)
         return OpenStream(lease, response, headers, first)
-    body = await response.read()
-    if response.status == 200:
+    body = response.whole()
+    if body is None:
+        body = await response.read()
+    if status == 200:
         fields = None
-        if call.path in JSON_PATHS and response.header(b"content-encoding") is None:
+        if path in JSON_PATHS and b"content-encoding" not in named:
             fields = read_response_fields(body)
             if fields is None:
                 raise AttemptFailedError("the worker's answer is not JSON", 502)
-        if call.path in INFO_PATHS:
+        elif path in INFO_PATHS:
             body = _info(body, call.tenant)
-        return Response(200, headers, scrubbed(body, key), fields)
-    if response.status in (401, 403):
+        return Response(200, headers, body if key is None else scrubbed(body, key), fields)
+    if status in (401, 403):
         raise AttemptFailedError("the worker refuses the gateway's key (--worker-api-key)", 502)
-    answer = _error_response(call, lease, response.status, headers, body)
-    if response.status in BUSY_STATUSES or response.status >= 500:
-        raise AttemptFailedError(f"the worker answered {response.status}", response.status, answer)
+    answer = _error_response(call, lease, status, headers, body)
+    if status in BUSY_STATUSES or status >= 500:
+        raise AttemptFailedError(f"the worker answered {status}", status, answer)
     return answer
 
 

@@ -97,7 +97,7 @@ class ResumableText:
 
     def __init__(self, *, passes: bool = False) -> None:
         self.annotated: bool | None = False if passes else None  # not known before the first events
-        self.output_ids: list[int] = []
+        self._ids: list[bytes] = []  # as they came, each with commas between them
         self.delivered = False  # an event, and not only comments
         self._seed: int | None = None
         self._first: ResponseFields | None = None
@@ -108,6 +108,10 @@ class ResumableText:
         self._undecided = True  # whether the worker that it comes from speaks the protocol
 
     @property
+    def output_ids(self) -> list[int]:
+        return [int(number) for number in b",".join(self._ids).split(b",") if number.strip()]
+
+    @property
     def resumable(self) -> bool:
         return not self.delivered or self.annotated is True
 
@@ -116,12 +120,18 @@ class ResumableText:
         if self.annotated is False:
             self.delivered = self.delivered or bool(data)
             return data
-        if not (self._buffer or self._undecided or self._earlier) and (event := ONE_EVENT.fullmatch(data)):
-            self.output_ids += map(int, event[1].split(b","))
-            self._last = event[2]
-            return self._last
-        self._buffer += data
         ready: list[bytes] = []
+        if not (self._buffer or self._undecided or self._earlier):
+            at = 0
+            while event := ONE_EVENT.match(data, at):
+                ids, self._last = event.groups()
+                self._ids.append(ids)
+                at = event.end()
+                if at == len(data) and not ready:
+                    return self._last
+                ready.append(self._last)
+            data = data[at:]
+        self._buffer += data
         while (group := self._next_group()) is not None:
             ready.append(group)
         return b"".join(ready)
@@ -221,7 +231,7 @@ class ResumableText:
                 if self._first is None and line.startswith(b"data: {"):
                     self._first = read_response_fields(line[6:])
             elif line.startswith(IDS):
-                self.output_ids += _ids(line[len(IDS) :])
+                self._ids.append(line[len(IDS) :])
             elif line.startswith(SEED):
                 self._seed = int(line[len(SEED) :])
         self.delivered = True
@@ -252,7 +262,3 @@ def _speaks(block: bytes) -> bool:
 
 def _is_error(group: bytes) -> bool:
     return any(line.startswith(ERRORS) for line in group.split(b"\n"))
-
-
-def _ids(listed: bytes | bytearray) -> list[int]:
-    return [int(number) for number in listed.split(b",") if number.strip()]

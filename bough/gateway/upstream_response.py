@@ -19,37 +19,45 @@ class ProtocolError(ConnectionError):
 class UpstreamResponse:
     """Fed by its connection; the parser calls the `on_` methods."""
 
+    status = 0  # until the headers are here
+    complete = False
+    reusable = False  # the connection can take another request once this is complete
+    ends_with_connection = False  # nothing else marks the end of the body
+    # Takes what comes while the reader waits, which then need not wake up; returns False to leave it to the reader.
+    tap: Callable[[bytes], bool] | None = None
+    _parser: httptools.HttpResponseParser | None
+    _head_bytes = 0
+    _interim = False
+    _end = 0  # how many pieces are there when it is complete
+    _waiting_bytes = 0
+    _paused = _closed = False
+    _error: Exception | None = None
+    _reader: asyncio.Future[None] | None = None
+
     def __init__(
         self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
     ) -> None:
-        self.status = 0  # until the headers are here
         self.headers: list[tuple[bytes, bytes]] = []
-        self.begun = False  # a byte has come
-        self.complete = False
-        self.reusable = False  # the connection can take another request once this is complete
-        self.ends_with_connection = False  # nothing else marks the end of the body
         self._transport = transport
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._head_bytes = 0
-        self._interim = False
         self._pieces: list[bytes] = []
-        self._waiting_bytes = 0
-        self._paused = self._closed = False
-        self._error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        # Takes what comes while the reader waits, which then need not wake up; returns False to leave it to the reader.
-        self.tap: Callable[[bytes], bool] | None = None
+        self.on_body = self._pieces.append  # the parser calls it, in C
+        self._parser = httptools.HttpResponseParser(self)
 
     # ---- for its reader
 
+    @property
+    def begun(self) -> bool:
+        """Whether a byte has come."""
+        return self._head_bytes > 0
+
     def header(self, name: bytes) -> bytes | None:
-        return dict(reversed(self.headers)).get(name)  # the first of that name
+        return self.named.get(name)
 
     @property
-    def content_type(self) -> str:
-        return (self.header(b"content-type") or b"").partition(b";")[0].strip().lower().decode("latin-1")
+    def content_type(self) -> bytes:
+        return self.named.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
     async def read_some(self) -> bytes:
         """The body's next bytes, empty at its end. Raises a `ConnectionError` if it ends too early."""
@@ -62,12 +70,18 @@ class UpstreamResponse:
         return self._taken()
 
     def _taken(self) -> bytes:
-        pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces, self._waiting_bytes = self._pieces, 0
+        if self.complete:
+            del pieces[self._end :]  # of another response
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return taken
+
+    def whole(self) -> bytes | None:
+        """The body, if all of it is here: as nearly always, when its headers are."""
+        return self._taken() if self.complete and self._error is None else None
 
     async def read(self) -> bytes:
-        if self.complete and self._error is None:
-            return self._taken()
         pieces = []
         while piece := await self.read_some():
             pieces.append(piece)
@@ -87,49 +101,49 @@ class UpstreamResponse:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    async def more(self) -> None:
-        """Waits for something to come."""
+    def more(self) -> asyncio.Future[None]:
+        """Is done when something has come."""
         if self._error is not None:
             raise self._error
         self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
+        return self._reader
 
     # ---- for its connection
 
     def feed(self, data: bytes) -> None:
-        self.begun = True
-        if self.complete or self._parser is None:
+        parser, reader = self._parser, self._reader
+        if self.complete or parser is None or self._error is not None:
             self.reusable = False  # nobody has asked for more
             return
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(ProtocolError(f"an answer that cannot be read ({error.__context__ or error})"))
         if not self.status:
             self._head_bytes += len(data)
-            if self._head_bytes > LARGEST_HEAD:
-                self._fail(ProtocolError("an answer whose headers are too long"))
-        reader = self._reader
-        if self.tap is not None and self._pieces and reader is not None and not reader.done():
-            try:
-                if self.tap(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)):
-                    self._pieces, self._waiting_bytes = [], 0
-            except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
-                self._pieces, self._waiting_bytes, self._error = [], 0, error
-            if not (self._pieces or self.complete or self._error is not None):
-                return
-        if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
-            self._paused = True
-            self._transport.pause_reading()
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(ProtocolError(f"an answer that cannot be read ({error.__context__ or error})"))
+        if not self.status and self._head_bytes > LARGEST_HEAD:
+            self._fail(ProtocolError("an answer whose headers are too long"))
+        if self._pieces:
+            if self.tap is not None and reader is not None and not reader.done():
+                piece = self._taken() if self.complete or len(self._pieces) > 1 else self._pieces.pop()
+                try:
+                    if piece and not self.tap(piece):
+                        self._pieces.append(piece)
+                        self._end = 1
+                except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
+                    self._error = error
+                if not (self._pieces or self.complete or self._error is not None):
+                    return
+            self._waiting_bytes += len(data)
+            if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
+                self._paused = True
+                self._transport.pause_reading()
         if reader is not None and not reader.done():
             reader.set_result(None)
 
     def lost(self, error: Exception | None) -> None:
         if error is None and self.status and self.ends_with_connection and self._error is None:
-            self.complete = True
+            self.complete, self._end = True, len(self._pieces)
         else:
             self._fail(ConnectionError(str(error) if error is not None else "the connection was closed"))
         self.reusable = False
@@ -160,23 +174,19 @@ class UpstreamResponse:
             self.headers.clear()
             return
         self.status = status
+        self.named = named = dict(reversed(self.headers))  # the first of each name
         if self._to_head:
             self.complete = True
-        else:
-            named = dict(self.headers)
-            chunked = named.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
-            self.ends_with_connection = not (status in NO_BODY or b"content-length" in named or chunked)
-
-    def on_body(self, body: bytes) -> None:
-        if not self.complete and self._error is None:
-            self._pieces.append(body)
-            self._waiting_bytes += len(body)
+        elif b"content-length" not in named and status not in NO_BODY:
+            codings = dict(self.headers).get(b"transfer-encoding", b"")  # the last one counts
+            self.ends_with_connection = not codings.lower().endswith(b"chunked")
 
     def on_message_complete(self) -> None:
         if self._interim:
             self._interim = False
         elif not self.complete and self._parser is not None:
             self.complete, self.reusable = True, self._parser.should_keep_alive()
+            self._end = len(self._pieces)
 
 
 class EventReader:

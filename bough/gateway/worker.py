@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 from weakref import WeakSet
 
 from bough.gateway.breaker import Breaker
@@ -131,13 +132,14 @@ class Scope:
     """What its task waits for inside of it can be ended from outside, with a `TimeoutError`: as `asyncio.timeout`, but
     without a timer and the turns of the loop that each takes."""
 
-    _task: asyncio.Task[object] | None = None
+    owner: asyncio.Task[None] | None = None  # whose waits it is for, where that is known: to find it takes long
+    _task: asyncio.Task[Any] | None = None
     _timer: asyncio.TimerHandle | None = None
     _ended = False
     _fault: type[Exception] = TimeoutError
 
     def __enter__(self) -> None:
-        self._task, self._ended = asyncio.current_task(), False
+        self._task, self._ended = self.owner or asyncio.current_task(), False
 
     def end_wait(self) -> None:
         """Not for the task itself."""
@@ -158,26 +160,28 @@ class Lease(Scope):
     """Its owner must end it, which reports to the breaker how the worker did: `succeed`, `fail` or `abandon`. A scope
     for waiting on the worker: raises `TimeoutError`, or `WorkerLostError` when the attempt is called back."""
 
+    # False once the client has a part of the answer that no other worker can continue: such an attempt is left to a
+    # worker that is called dead as long as it is not silent.
+    resumable = True
+    heard = True  # something came since the last look
+    silent_since_s = 0.0
+    called_back = False
+    partner: Lease | None = None  # is called back with it
+    counted: bool | None = None  # as a success on trial; None before the first event of a stream
+
     def __init__(self, worker: Worker, on_release: Callable[[], None], prefill_tokens: float = 0.0) -> None:
         self.worker = worker
         self._prefill_tokens = prefill_tokens
         worker.prefill_tokens += prefill_tokens
-        # False once the client has a part of the answer that no other worker can continue: such an attempt is left to
-        # a worker that is called dead as long as it is not silent.
-        self.resumable = True
-        self.heard = True  # something came since the last look
-        self.silent_since_s = 0.0
-        self.called_back = False
-        self.partner: Lease | None = None  # is called back with it
         self._on_release = on_release
-        self.counted: bool | None = None  # as a success on trial; None before the first event of a stream
         worker.leases.add(self)
         worker.load += 1
 
     def prefilled(self) -> None:
         """The first token is there: the prompt is computed."""
-        self.worker.prefill_tokens = max(0.0, self.worker.prefill_tokens - self._prefill_tokens)
-        self._prefill_tokens = 0.0
+        if self._prefill_tokens:
+            self.worker.prefill_tokens = max(0.0, self.worker.prefill_tokens - self._prefill_tokens)
+            self._prefill_tokens = 0.0
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
@@ -211,10 +215,11 @@ class Lease(Scope):
         self._release()
 
     def _release(self) -> None:
-        if self in self.worker.leases:
+        worker = self.worker
+        if self in worker.leases:
             self.prefilled()
-            self.worker.leases.remove(self)
-            self.worker.load -= 1
+            worker.leases.remove(self)
+            worker.load -= 1
             self._on_release()
 
     def call_back(self) -> None:
@@ -234,4 +239,4 @@ class Lease(Scope):
     def __enter__(self) -> None:
         if self.called_back and self.resumable:
             raise WorkerLostError
-        self._task, self._ended = asyncio.current_task(), False
+        self._task, self._ended = self.owner or asyncio.current_task(), False

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any
 from urllib.parse import quote
@@ -35,13 +35,25 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID_KEY = "bough.request_id"
+HEADERS_KEY = "bough.headers"  # by name, of a header that comes twice the first
 ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
+
+
+def _random_ids() -> Iterator[str]:
+    """Asking the kernel for each would take longer than the rest."""
+    while True:
+        drawn = os.urandom(4096).hex()
+        yield from (drawn[at : at + 32] for at in range(0, len(drawn), 32))
+
+
+_fresh_ids = _random_ids()
 
 
 def assign_request_id(scope: Scope) -> str:
     """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
-    given = dict(reversed(scope["headers"])).get(b"x-request-id", b"")  # the first of that name
-    chosen = given.decode() if given and ALLOWED_ID.fullmatch(given) else os.urandom(16).hex()
+    scope[HEADERS_KEY] = named = dict(reversed(scope["headers"]))
+    given = named.get(b"x-request-id")
+    chosen: str = given.decode() if given and ALLOWED_ID.fullmatch(given) else next(_fresh_ids)
     scope[REQUEST_ID_KEY] = chosen
     return chosen
 
@@ -206,14 +218,15 @@ class Front:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
             await send(message)
 
-        counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
+        serving = self.phase is Phase.SERVING
+        counted = serving or self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
             self.active += 1
         try:
-            path = without_root(scope["path"], self._root_path)
+            path = without_root(scope["path"], self._root_path) if self._root_path else scope["path"]
             refusal = None if self._browsers is None else self._browsers.refusal(scope, path)
-            monitored = self.phase is Phase.DRAINING and path == "/metrics"  # monitors can read it to the end
-            if refusal is None and self._app is not None and (self.phase is Phase.SERVING or monitored):
+            serving = serving or (path == "/metrics" and not counted)  # monitors can read it to the end
+            if refusal is None and self._app is not None and serving:
                 await self._app(scope, receive, named_send)
             else:
                 headers = {"Retry-After": "1", "Connection": "close"}

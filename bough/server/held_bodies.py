@@ -37,12 +37,18 @@ class HeldBody:
         self._bodies = bodies
         self._size = 0
 
+    def whole(self, scope: Scope, most: int | None = None) -> bytes | None:
+        """The whole body, if it is here: as nearly always."""
+        exchange: Exchange | None = scope.get(EXCHANGE_KEY)
+        body = None if exchange is None else exchange.take_whole()
+        if body is not None:
+            self._hold(body, self._bodies.largest if most is None else most)
+        return body
+
     async def read(self, scope: Scope, receive: Receive, most: int | None = None) -> bytes:
         """The whole body; raises a 413 as soon as it is known to exceed `most`."""
         most = self._bodies.largest if most is None else most
-        exchange: Exchange | None = scope.get(EXCHANGE_KEY)
-        if exchange is not None and (whole := exchange.take_whole()) is not None:  # as nearly always
-            self._hold(whole, most)
+        if (whole := self.whole(scope, most)) is not None:
             return whole
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit():
@@ -59,9 +65,11 @@ class HeldBody:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _hold(self, chunk: bytes, most: int) -> None:
-        self._check(self._size + len(chunk), most)
-        self._size += len(chunk)
-        self._bodies.held += len(chunk)
+        size, bodies = self._size + len(chunk), self._bodies
+        held = bodies.held + len(chunk)
+        if size > most or held > bodies.room * 3 // 4:
+            self._check(size, most)
+        self._size, bodies.held = size, held
 
     def release(self) -> None:
         self._bodies.held -= self._size

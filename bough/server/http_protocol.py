@@ -26,6 +26,7 @@ from bough.server.errors import HttpError
 log = logging.getLogger(__name__)
 
 EXCHANGE_KEY = "bough.exchange"  # of the scope
+WHOLE_KEY = "bough.body"  # of the message that starts a response: its whole body
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
 LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends
 MOST_HEAD = 1 << 18  # bytes that come without being of a body: request line and headers, or what follows a body
@@ -48,7 +49,7 @@ class HttpProtocol(asyncio.Protocol):
     def __init__(self, config: uvicorn.Config, server_state: ServerState, body_timeout_s: float) -> None:
         self.state = server_state
         self.body_timeout_s = body_timeout_s
-        self.drained: asyncio.Future[None] | None = None  # while the client is slower than its response
+        self.drained: asyncio.Future[None] | None = None  # while the client does not keep up with its response
         self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
         self._keep_alive_s = config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
@@ -64,8 +65,14 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.loop = asyncio.get_running_loop()
-        self._addresses = get_local_addr(self.transport), get_remote_addr(self.transport)
-        self._scheme = "https" if is_ssl(self.transport) else "http"
+        self._scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "https" if is_ssl(self.transport) else "http",
+            "root_path": "",
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+        }
         self._active_s = self.loop.time()
         self._timer = self.loop.call_later(self._keep_alive_s, self._check_idle)
         self.state.connections.add(self)  # type: ignore[arg-type]
@@ -148,24 +155,22 @@ class HttpProtocol(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
+        raw_path, _, query = self._url.partition(b"?")
+        if not raw_path.startswith(b"/") or b"#" in self._url:  # with a host or a fragment
+            url = httptools.parse_url(self._url)
+            raw_path, query = url.path, url.query or b""
+        path = raw_path.decode("ascii")
         version = self._parser.get_http_version()
         self._unused = 0
         headers, self._headers = self._headers, []  # what follows the body is left out
         scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            **self._scope,
             "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
-            "scheme": self._scheme,
             "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "query_string": url.query or b"",
-            "root_path": "",
+            "raw_path": raw_path,
+            "query_string": query,
             "headers": headers,
-            "server": self._addresses[0],
-            "client": self._addresses[1],
         }
         keep_alive = version == "1.1" and self._parser.should_keep_alive()
         self._incoming = exchange = Exchange(self, scope, keep_alive)
@@ -185,7 +190,7 @@ class HttpProtocol(asyncio.Protocol):
         assert self._incoming is not None
         self._unused = 0
         self._incoming.whole = True
-        self._incoming.take(b"")
+        self._incoming.wake()
 
     def pause_reading(self) -> None:
         if not self._paused and not self.transport.is_closing():
@@ -201,9 +206,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._current = exchange
-        task = self.loop.create_task(exchange.run(self._app))
-        self.state.tasks.add(task)
-        task.add_done_callback(self.state.tasks.discard)
+        exchange.task = self.loop.create_task(exchange.run(self._app))
+        self.state.tasks.add(exchange.task)
 
     def answered(self, exchange: Exchange) -> None:
         self._active_s = self.loop.time()
@@ -230,44 +234,47 @@ class HttpProtocol(asyncio.Protocol):
 class Exchange:
     """One request and its response."""
 
+    task: asyncio.Task[None]
+    whole = False  # the request has arrived
+    started = False
+    complete = False
+    gone = False  # the client has left
+    on_leave: Callable[[], None] | None = None
+    _body_bytes = 0
+    _due_s, _come = 0.0, LEAST_BODY  # until when more must come, and the bytes since that was set
+    _news: asyncio.Event | None = None  # for an application that waits
+    _read = False  # the application has the end of the body
+    _head = b""  # that has not left
+    _chunked = False
+    _left: int | None = None  # bytes of the body that are declared and not sent
+
     def __init__(self, connection: HttpProtocol, scope: Scope, keep_alive: bool) -> None:
         scope[EXCHANGE_KEY] = self
         self.scope = scope
         self.keep_alive = keep_alive
-        self.whole = False  # the request has arrived
-        self.started = False
-        self.complete = False
-        self.gone = False  # the client has left
-        self.on_leave: Callable[[], None] | None = None
-        self._connection = connection
+        self.connection = connection
         self._transport = connection.transport
         self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._due_s, self._come = 0.0, LEAST_BODY  # until when more must come, and the bytes since that was set
-        self._news: asyncio.Event | None = None  # for an application that waits
-        self._read = False  # the application has the end of the body
-        self._head = b""  # that has not left
-        self._chunked = False
-        self._left: int | None = None  # bytes of the body that are declared and not sent
 
     # ---- for its connection
 
     def take(self, body: bytes) -> int:
         """A part of the request's body; returns how many bytes wait for the application."""
-        if body and not self.complete:
+        if not self.complete:
             self._body.append(body)
             self._body_bytes += len(body)
             self._come += len(body)
-        self._wake()
+        if self._news is not None:
+            self._news.set()
         return self._body_bytes
 
     def leave(self) -> None:
         self.gone = True
-        self._wake()
+        self.wake()
         if self.on_leave is not None:
             self.on_leave()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self._news is not None:
             self._news.set()
 
@@ -288,17 +295,14 @@ class Exchange:
             raise
         finally:  # nothing holds itself, so that all goes without the garbage collector
             self.on_leave = None
-            self.scope.pop(EXCHANGE_KEY)
+            del self.scope[EXCHANGE_KEY]
+            self.connection.state.tasks.discard(self.task)
+            del self.task
 
     # ---- for the application
 
-    @property
-    def writable(self) -> bool:
-        """Whether the client keeps up, so that `write` need not wait."""
-        return self._connection.drained is None
-
     async def until_writable(self) -> None:
-        while (drained := self._connection.drained) is not None:
+        while (drained := self.connection.drained) is not None:
             await asyncio.shield(drained)
 
     def take_whole(self) -> bytes | None:
@@ -311,9 +315,9 @@ class Exchange:
     async def receive(self) -> Message:
         if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):
             self._let_continue()
-        self._connection.resume_reading()
+        self.connection.resume_reading()
         if self._come >= LEAST_BODY:
-            self._come, self._due_s = 0, self._connection.loop.time() + self._connection.body_timeout_s
+            self._come, self._due_s = 0, self.connection.loop.time() + self.connection.body_timeout_s
         while not (self.gone or self.complete or self._body or (self.whole and not self._read)):
             await self._more()
         if self.gone or self.complete:
@@ -330,8 +334,8 @@ class Exchange:
             async with asyncio.timeout_at(None if self.whole or self.started else self._due_s):
                 await self._news.wait()
         except TimeoutError:
-            if not (self._news.is_set() or self._connection.unread()):
-                limit = f"within {self._connection.body_timeout_s:g} s (--body-timeout-s)"
+            if not (self._news.is_set() or self.connection.unread()):
+                limit = f"within {self.connection.body_timeout_s:g} s (--body-timeout-s)"
                 reason = f"The body came too slowly: {LEAST_BODY >> 10} KiB of it, or its end, must come {limit}."
                 raise HttpError(408, reason, "RequestTimeoutError", {"Connection": "close"}) from None
 
@@ -344,23 +348,30 @@ class Exchange:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def send(self, message: Message) -> None:
+        body: bytes | None = message.get("body", b"")
         if message["type"] == "http.response.start":
             if self.started:
                 raise RuntimeError("a response starts once")
-            self._start(message["status"], message.get("headers", ()))
-            return
-        await self.until_writable()
-        self.write(message.get("body", b""), message.get("more_body", False))
+            body = message.get(WHOLE_KEY)
+            self._start(message["status"], message.get("headers", ()), None if body is None else len(body))
+            if body is None:
+                self.connection.loop.call_soon(self._send_head)
+                return
+        if self.connection.drained is not None:
+            await self.until_writable()
+        self.write(body, message.get("more_body", False))
 
-    def _start(self, status: int, headers: Any) -> None:
-        self._chunked, self._left = False, None
-        lines = [*self._connection.state.default_headers, *headers]
+    def _start(self, status: int, headers: Any, length: int | None = None) -> None:
+        self._chunked, self._left = False, length
+        lines = [*self.connection.state.default_headers, *headers]
         named = dict(lines)
         if b"connection" in named:
             values = b",".join(value for name, value in lines if name == b"connection")
             self.keep_alive = self.keep_alive and b"close" not in values.lower()
             lines = [header for header in lines if header[0] != b"connection"]
-        if b"content-length" in named:
+        if length is not None:
+            lines.append((b"content-length", b"%d" % length))
+        elif b"content-length" in named:
             self._left = int(named[b"content-length"])
         if self.scope["method"] == "HEAD" or status in BODILESS:
             self._left = 0
@@ -375,7 +386,6 @@ class Exchange:
         if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
             raise RuntimeError("a header with a line break cannot be sent")
         self._head, self.started = STATUS_LINES[status] + head, True
-        self._connection.loop.call_soon(self._send_head)
 
     def _send_head(self) -> None:
         """The body is not there yet."""
@@ -384,7 +394,7 @@ class Exchange:
         self._head = b""
 
     def write(self, data: bytes, more: bool = True) -> None:
-        """Sends a part of the body. What the client does not take waits in memory: see `writable`."""
+        """Sends a part of the body. What the client does not take waits in memory: see `until_writable`."""
         if self.gone:
             return
         if self.complete or not self.started:
@@ -406,5 +416,5 @@ class Exchange:
             self._transport.write(data)
         if not more:
             self.complete = True
-            self._wake()
-            self._connection.answered(self)
+            self.wake()
+            self.connection.answered(self)

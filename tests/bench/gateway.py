@@ -24,7 +24,7 @@ import numpy as np
 from bough.core.errors import SettingsError
 from bough.core.setting_checks import require_above_zero, require_counts
 from bough.gateway.policies import POLICIES
-from tests.bench import gateway_overhead, gateway_scale
+from tests.bench import gateway_overhead, gateway_scale, gateway_turns
 from tests.bench.gateway_overhead import OverheadOptions
 from tests.bench.gateway_processes import (
     drive,
@@ -83,6 +83,7 @@ HELP = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--simulate", action="store_true", help="in virtual time, without processes")
     parser.add_argument("--overhead", action="store_true", help="compare with calling a worker directly instead")
+    parser.add_argument("--against", nargs="+", metavar="DIR", help="other checkouts whose gateways take turns (overhead)")
     parser.add_argument(
         "--scale", action="store_true", help="measure the gateway's own work per request and worker instead"
     )
@@ -108,6 +109,10 @@ def main(args: argparse.Namespace) -> int:
     require_above_zero(args, ("seconds",))
     if args.model is not None and (args.simulate or args.overhead or args.scale):
         raise SettingsError("--model starts engines: leave out --simulate, --overhead and --scale.")
+    if args.against:
+        for turns in gateway_turns.measure_turns(args.against, args.connections, args.seconds, args.stream_len):
+            print(json.dumps(turns) if args.json else gateway_turns.as_text(turns), flush=True)
+        return 0
     if args.overhead:
         for cost in gateway_overhead.measure_overhead(_chosen(OverheadOptions, args)):
             print(json.dumps(cost) if args.json else gateway_overhead.as_text(cost), flush=True)

@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -57,11 +58,20 @@ class RunningGateway:
 
 
 @contextlib.contextmanager
-def gateway_process(workers: Sequence[str], policy: str, processes: int = 1) -> Iterator[RunningGateway]:
-    """A gateway with all of the workers in rotation."""
+def gateway_process(
+    workers: Sequence[str], policy: str, processes: int = 1, tree: Path | None = None
+) -> Iterator[RunningGateway]:
+    """A gateway with all of the workers in rotation; `tree` is another checkout that it comes from."""
     words = _words({"policy": policy, "processes": processes})
-    with _gateway([*words, "--worker-urls", *workers], len(workers), TIMEOUT_S) as gateway:
+    with _gateway([*words, "--worker-urls", *workers], len(workers), TIMEOUT_S, tree) as gateway:
         yield gateway
+
+
+@contextlib.contextmanager
+def program_process(words: Sequence[str]) -> Iterator[RunningGateway]:
+    """A program of the benchmark that says its address."""
+    with _running(["-m", *words]) as process:
+        yield RunningGateway(_url_of(process), process.pid)
 
 
 @contextlib.contextmanager
@@ -80,21 +90,24 @@ def _words(flags: dict[str, object]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _gateway(flags: Sequence[str], workers: int, timeout_s: float) -> Iterator[RunningGateway]:
+def _gateway(
+    flags: Sequence[str], workers: int, timeout_s: float, tree: Path | None = None
+) -> Iterator[RunningGateway]:
     words = _words({"port": 0, "log-level": "warning"})
-    with _running(["-m", "bough.cli.main", "gateway", *words, *flags]) as process:
+    with _running(["-m", "bough.cli.main", "gateway", *words, *flags], tree) as process:
         url = _url_of(process)
         _wait_for_workers(url, workers, timeout_s)
         yield RunningGateway(url, process.pid)
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: Sequence[str], tree: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    elsewhere = {} if tree is None else {"PYTHONPATH": str(tree)}
     process = subprocess.Popen(
         [sys.executable, "-P", *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=child_environment(),
+        env={**child_environment(), **elsewhere},
         start_new_session=True,  # an interrupt is for the benchmark, which ends its children itself
     )
     try:

@@ -65,7 +65,7 @@ def test_an_excerpt_says_what_its_body_says(
     body = json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies_module, "WINDOW", window)
-        assert peek(excerpt(body), []) == peek(body, [])
+        assert peek(excerpt(body), {}) == peek(body, {})
 
 
 @given(
@@ -74,7 +74,7 @@ def test_an_excerpt_says_what_its_body_says(
 )
 @settings(deadline=None)
 def test_what_is_no_json_has_an_end_all_the_same(body: bytes) -> None:
-    peek(excerpt(body), [])
+    peek(excerpt(body), {})
 
 
 @given(messages=st.lists(values("content", "x"), min_size=1, max_size=5), most=st.integers(4, 60))
@@ -84,7 +84,7 @@ def test_a_long_field_is_cut_where_a_value_ends(messages: list[Any], most: int) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies_module, "MOST_OF_FIELD", most)
         cut = excerpt(body)
-    seen, whole = peek(cut, []), peek(body, [])
+    seen, whole = peek(cut, {}), peek(body, {})
     assert json.loads(cut)["model"] == seen.model == "m"
     assert whole.routing.text.startswith(seen.routing.text)
 
@@ -92,13 +92,13 @@ def test_a_long_field_is_cut_where_a_value_ends(messages: list[Any], most: int) 
 def test_the_beginning_of_a_large_prompt_counts() -> None:
     text = "word " * LARGE
     for fields in ({"prompt": text}, {"messages": [{"role": "user", "content": "hello"}, {"content": text}]}):
-        seen = peek(excerpt(json.dumps({**fields, "model": "m"}).encode()), [])
-        whole = peek(json.dumps(fields).encode(), [])
+        seen = peek(excerpt(json.dumps({**fields, "model": "m"}).encode()), {})
+        whole = peek(json.dumps(fields).encode(), {})
         assert seen.model == "m" and seen.routing.text and len(seen.routing.text) <= MOST_OF_FIELD
         assert whole.routing.text.startswith(seen.routing.text.rstrip("\n"))
-    ids = peek(excerpt(json.dumps({"input_ids": list(range(300_000)), "model": "m"}).encode()), []).routing.token_ids
+    ids = peek(excerpt(json.dumps({"input_ids": list(range(300_000)), "model": "m"}).encode()), {}).routing.token_ids
     assert ids is not None and ids == tuple(range(len(ids))) and len(ids) > 10_000
-    ids = peek(json.dumps({"input_ids": [1] * (2 * MOST_IDS)}).encode(), []).routing.token_ids
+    ids = peek(json.dumps({"input_ids": [1] * (2 * MOST_IDS)}).encode(), {}).routing.token_ids
     assert ids == (1,) * MOST_IDS
 
 
@@ -125,7 +125,7 @@ def test_others_get_their_turn_while_a_large_body_is_looked_into(kind: str) -> N
             turns += 1
             await asyncio.sleep(0)
         assert turns >= sum(steps) // (TURN + WINDOW + STEP)
-        assert peek(looking.result(), []).model == (None if kind == "garbage" else "m")
+        assert peek(looking.result(), {}).model == (None if kind == "garbage" else "m")
 
     asyncio.run(main())
 
@@ -188,7 +188,7 @@ def test_many_brackets_in_a_text_cut_nothing_off() -> None:
     code = "{[" * MOST_INSIDE + " the end"
     for fields in ({"prompt": code}, {"messages": [{"role": "user", "content": code}]}):
         body = json.dumps({**fields, "model": "m"}).encode()
-        assert peek(excerpt(body), []) == peek(body, [])
+        assert peek(excerpt(body), {}) == peek(body, {})
 
 
 def picture(letter: str, size: int = 2 * LARGE) -> str:
@@ -213,9 +213,9 @@ def test_images_are_digests_in_the_text_that_routes(shape: Any) -> None:
 
     def text(data: str) -> str:
         body = json.dumps({"model": "m", **shape(data)}).encode()
-        routing = peek(excerpt(body), []).routing
+        routing = peek(excerpt(body), {}).routing
         assert routing.token_ids is None, "an engine has other ids in the places of media"
-        assert peek(body, []).routing.text == routing.text
+        assert peek(body, {}).routing.text == routing.text
         return routing.text
 
     for size in (200, 2 * LARGE):
@@ -228,7 +228,7 @@ def test_images_are_digests_in_the_text_that_routes(shape: Any) -> None:
 
 def test_long_words_are_no_files() -> None:
     prose = "word " * LARGE
-    assert peek(excerpt(json.dumps({"prompt": prose}).encode()), []).routing.text.startswith("word word ")
+    assert peek(excerpt(json.dumps({"prompt": prose}).encode()), {}).routing.text.startswith("word word ")
 
 
 def test_large_bodies_are_looked_into_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

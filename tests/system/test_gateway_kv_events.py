@@ -70,7 +70,7 @@ class Scene:
         """Sends a request, and tells which share of its prompt the engine had cached."""
         limit = {"sampling_params": {"max_new_tokens": 1}} if path == "/generate" else {"model": "m", "max_tokens": 1}
         body = json.dumps({**content, **limit}).encode()
-        routing = RoutingRequest("m", peek(body, []).routing.text, None, None, None)
+        routing = RoutingRequest("m", peek(body, {}).routing.text, None, None, None)
         self.watch.sent(self.worker, path, body, routing)
         status, raw = await self.upstream.ask(self.worker, "POST", path, PATIENCE_S, SENT_JSON, body)
         assert status == 200, raw

@@ -7,7 +7,7 @@ spread as soon as requests queue. More than that is copied only to a worker with
 """
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,42 +38,45 @@ class CostPolicy(TextTreePolicy):
         if self.cache_weight < 1.0 or self.request_tokens < 0.0 or not 0.0 <= self.home_share <= 1.0:
             text = "cache_weight must be at least 1, request_tokens at least 0, and home_share between 0 and 1."
             raise SettingsError(text)
-        self._turns: dict[str, int] = {}  # when each worker was last chosen
+        # When each worker was last chosen; the order of those that never were is random.
+        self._turns: dict[str, float] = defaultdict(lambda: -self._dice.random())
         self._numbers = itertools.count(1)
         self._recent: deque[str] = deque(maxlen=RECENT)  # beginnings of prompts
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        ids = request.token_ids
-        tokens = len(request.text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
+        text, ids = request.text, request.token_ids
+        tokens = len(text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
         loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
         speeds = [worker.speed for worker in workers if worker.speed]
         mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
-        step = min(STEP_TOKENS, STEP_S * mean_speed)
-        near_tokens = min(NEAR_TOKENS, step)
-        self._recent.append(request.text[:HOME_CHARS])
+        step = STEP_S * mean_speed
+        step = step if step < STEP_TOKENS else STEP_TOKENS
+        near_tokens = step if step < NEAR_TOKENS else NEAR_TOKENS
+        self._recent.append(text[:HOME_CHARS])
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
             workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
-        whole, queued, costs = self._weighed(tokens, near_tokens), list[float](), list[float]()
-        for worker, load in zip(workers, loads, strict=True):
-            share = held.get(worker.id)
-            left = whole if share is None else self._weighed(tokens * (1.0 - share), near_tokens)
-            queued.append(worker.prefill_tokens + self.request_tokens * load)
-            costs.append(queued[-1] + left)
-        if tokens * max(held.values(), default=0.0) > near_tokens:
-            copy = self._weighed(tokens, step)  # where little is yet, what others hold may be computed in passing
+        each, more = self.request_tokens, self.cache_weight - 1.0
+        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
+        whole = tokens + more * max(0.0, tokens - near_tokens)
+        costs = [before + whole for before in queued]
+        for place, worker in enumerate(workers) if held else ():
+            if share := held.get(worker.id):
+                left = tokens * (1.0 - share)
+                costs[place] = queued[place] + (left + more * (left - near_tokens) if left > near_tokens else left)
+        if held and tokens * max(held.values()) > near_tokens:
+            copy = tokens + more * max(0.0, tokens - step)  # where little is yet, it may be computed in passing
             for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
                 costs[place] = min(costs[place], copy + queued[place])
-        for place, worker in enumerate(workers) if speeds else ():
-            speed = worker.speed / mean_speed if worker.speed else 1.0
-            costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
-        least = min(costs) + near_tokens
-        near = [place for place, cost in enumerate(costs) if cost <= least]
+        if speeds and not (min(speeds) > NEAR_SPEED * mean_speed and NEAR_SPEED * max(speeds) < mean_speed):
+            for place, worker in enumerate(workers):
+                speed = worker.speed / mean_speed if worker.speed else 1.0
+                costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
+        least, turns = min(costs) + near_tokens, self._turns
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
-        fewest = min(loads[place] for place in near)
-        calm = [workers[place] for place in near if loads[place] == fewest]
-        taken = min(calm, key=lambda worker: (self._turns.get(worker.id, 0), self._dice.random()))
+        equals = [(loads[place], turns[workers[place].id], place) for place, cost in enumerate(costs) if cost <= least]
+        taken = workers[min(equals)[2]]
         self._turns[taken.id] = next(self._numbers)
         share = cached.get(taken.id, 0.0)
         return Choice(taken.id, share, tokens * (1.0 - share))
@@ -107,9 +110,6 @@ class CostPolicy(TextTreePolicy):
         if chars < HOME_CHARS or any(cached.get(worker.id, 0.0) * chars >= HOME_CHARS for worker in workers):
             return cached
         return {**cached, ranking(request.text[:HOME_CHARS], workers)[0].id: self.home_share}
-
-    def _weighed(self, left: float, step: float) -> float:
-        return left + (self.cache_weight - 1.0) * max(0.0, left - step)
 
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)

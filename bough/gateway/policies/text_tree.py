@@ -61,9 +61,10 @@ class TextTree:
                 break
             same = common_length(child.text, text, depth)
             depth += same
-            for worker, stamp in child.holders.items():
-                if stamp >= since:
-                    held[worker] = depth
+            holders = child.holders
+            if since:
+                holders = {worker: stamp for worker, stamp in holders.items() if stamp >= since}
+            held.update(dict.fromkeys(holders, depth))
             if same < len(child.text):
                 break
             node = child
@@ -71,9 +72,11 @@ class TextTree:
 
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
-        ends = self._ends.setdefault(worker, OrderedDict())
-        node, depth = self._root, 0
-        while depth < len(text):
+        ends = self._ends.get(worker)
+        if ends is None:
+            ends = self._ends[worker] = OrderedDict()
+        node, depth, length = self._root, 0, len(text)
+        while depth < length:
             child = node.children.get(text[depth])
             if child is None:
                 child = TextNode(text[depth:], node, {})
@@ -117,7 +120,7 @@ class TextTree:
 
     def shrink(self, worker: str, most_chars: int) -> None:
         """Removes the oldest texts of one worker, if it holds too many characters or nodes."""
-        ends = self._ends.get(worker, OrderedDict())
+        ends = self._ends.get(worker)
         while ends and (self._sizes[worker] > most_chars or self._counts[worker] > self._most_nodes):
             node, _ = ends.popitem(last=False)
             parent = node.parent

@@ -14,7 +14,7 @@ from pathlib import Path
 from bough.core.errors import ModelError, SettingsError, nearest
 from bough.core.settings import ModelSettings
 from bough.loader import catalogue
-from bough.models.fields import read_json
+from bough.models.fields import file_in, read_json
 
 GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a split model
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -70,10 +70,10 @@ def locate(
             return _in_folder(path.parent, entry.name)
         return ModelFiles(name=entry.name, folder=path.parent, gguf=path)
     assert model is not None
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
         return _in_folder(path, path.resolve().name, load_format)
-    if path.is_file():
+    if _if_file(path):
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; give a .gguf file or the folder that holds the model.")
         return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
@@ -82,7 +82,7 @@ def locate(
         return _in_folder(folder, model.split("/")[-1], load_format)
     hint = f" Did you mean {near!r}?" if (near := nearest(model, catalogue.KNOWN)) else ""
     raise ModelError(
-        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
+        f"Unknown model {model[:100]!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
         f"the form org/name of a Hugging Face repository.{hint}"
     )
 
@@ -132,11 +132,7 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         names = weight_map.values()
         if not all(isinstance(name, str) for name in names):
             raise ModelError(f"{index} is damaged: its weight_map must name files; fetch it again.")
-        for name in names:
-            # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
-            if name.startswith("/") or ".." in name.split("/"):
-                raise ModelError(f"{index} names {name!r}, a file outside of its folder; do not use this model.")
-        shards = tuple(folder / shard for shard in sorted(set(names)))
+        shards = tuple(file_in(folder, name, index) for name in sorted(set(names)))
         missing = [shard.name for shard in shards if _if_file(shard) is None]
         if missing:
             raise ModelError(
@@ -149,10 +145,7 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
 
 
 def _if_file(path: Path) -> Path | None:
-    try:
-        return path if path.is_file() else None
-    except OSError:  # a name that no file can have
-        return None
+    return path if os.path.isfile(path) else None  # which no name makes fail, however long
 
 
 def _download_repository(repository: str, revision: str | None, code: bool, *, mistral: bool) -> Path:

@@ -70,10 +70,10 @@ def locate(
             return _in_folder(path.parent, entry.name)
         return ModelFiles(name=entry.name, folder=path.parent, gguf=path)
     assert model is not None
-    path = Path(os.path.expanduser(model))
-    if os.path.isdir(path):
+    path = Path(model).expanduser()
+    if path.is_dir():
         return _in_folder(path, path.resolve().name, load_format)
-    if _if_file(path):
+    if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; give a .gguf file or the folder that holds the model.")
         return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
@@ -82,7 +82,7 @@ def locate(
         return _in_folder(folder, model.split("/")[-1], load_format)
     hint = f" Did you mean {near!r}?" if (near := nearest(model, catalogue.KNOWN)) else ""
     raise ModelError(
-        f"Unknown model {model[:100]!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
+        f"Unknown model {model!r}: no such file or folder, no name of the catalogue ({catalogue.NAMES}), and not of "
         f"the form org/name of a Hugging Face repository.{hint}"
     )
 
@@ -145,7 +145,10 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
 
 
 def _if_file(path: Path) -> Path | None:
-    return path if os.path.isfile(path) else None  # which no name makes fail, however long
+    try:
+        return path if path.is_file() else None
+    except OSError:  # a name that no file can have
+        return None
 
 
 def _download_repository(repository: str, revision: str | None, code: bool, *, mistral: bool) -> Path:

@@ -145,7 +145,7 @@ def test_things_that_are_no_model(tmp_path: Path) -> None:
 def test_unknown_model_says_what_was_tried(name: str) -> None:
     with pytest.raises(
         ModelError,
-        match=r"^Unknown model .{,150}: no such file or folder.*\(SmolLM2-135M-Instruct, all-MiniLM-L6-v2, whisper-",
+        match=r"Unknown model .*no such file or folder.*\(SmolLM2-135M-Instruct, all-MiniLM-L6-v2, whisper-",
     ):
         locate(name)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from bough.core.errors import ModelError
 
 T = TypeVar("T")
-MOST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}  # things that are listed before any weight is looked at
+MOST = {"num_hidden_layers": 4096, "num_labels": 1_000_000}  # things that are listed before any weight is looked at
 
 
 def file_in(folder: Path, name: str, named_by: Path) -> Path:

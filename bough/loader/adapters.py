@@ -148,7 +148,8 @@ def target_names(settings: LoraSettings) -> frozenset[str]:
 def _scale(given: Mapping[str, Any], module: str, rank: int) -> float:
     """PEFT's: patterns in `alpha_pattern` mean the ends of modules' names."""
     patterns = (given.get("alpha_pattern") or {}).items()
-    slow = {"timeout": 1.0, "concurrent": True}  # a pattern may never end
-    own = (alpha for pattern, alpha in patterns if regex.match(rf"(.*\.)?({pattern})$", module, **slow))
+    # Else a pattern could take for ever.
+    match = functools.partial(regex.match, string=module, timeout=1.0, concurrent=True)
+    own = (alpha for pattern, alpha in patterns if match(rf"(.*\.)?({pattern})$"))
     alpha = float(next(own, given.get("lora_alpha", 8)))
     return alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)

@@ -99,11 +99,11 @@ class Ranking:
 
     def _snapshot(self, policy: str, waiting: list[Request]) -> list[Waiting]:
         """What the policy may look at; the tree is asked only where it does."""
-        asked = ((r, r.tokens[: r.match_cap], r.namespace) for r in waiting if r not in self._found)
+        asked = ((r, (r.tokens[: r.match_cap], r.namespace)) for r in waiting if r not in self._found)
         if policy == "lpm":
-            self._found |= {r: (self._tree.match_length(*key), ()) for r, *key in asked}
+            self._found |= {r: (self._tree.match_length(*key), ()) for r, key in asked}
         elif policy == "dfs-weight":
             # All are matched before any path is read: a match may split a node on the path of another.
-            nodes = [(r, self._tree.match(*key, touch=False).node) for r, *key in asked]
+            nodes = [(r, self._tree.match(*key, touch=False).node) for r, key in asked]
             self._found |= {r: (0, tuple(map(id, path_to(node)))) for r, node in nodes}
         return [Waiting(r.arrival, self.urgency(r), r.max_new, *self._found.get(r, (0, ()))) for r in waiting]

@@ -55,6 +55,7 @@ class HttpProtocol(asyncio.Protocol):
         self._keep_alive_s = config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
         self._refusal = BAD_REQUEST
+        self._goes_on = False  # the next headers are those of the request that is there already
         self._deaf = False  # what comes is not read any more
         self._paused = False
         self._unused = 0  # bytes since a head was whole or a piece of a body came
@@ -121,10 +122,22 @@ class HttpProtocol(asyncio.Protocol):
             if self._unused > MOST_HEAD:
                 self._refusal = TOO_LARGE
                 self._refuse()
-        except httptools.HttpParserUpgrade:  # to a protocol that is not spoken here: the request is answered as it is
-            self._stop_reading()
+        except httptools.HttpParserUpgrade as wish:
+            self._pass_over(data[wish.args[0] :])
         except httptools.HttpParserError:
             self._refuse()
+
+    def _pass_over(self, data: bytes) -> None:
+        """A request for another protocol is answered in this one. The parser takes what follows for the other: another
+        one reads the body, if there is one."""
+        assert self._incoming is not None
+        known = (b"content-length", b"transfer-encoding")
+        framing = [b"%b: %b\r\n" % header for header in self._incoming.scope["headers"] if header[0] in known]
+        if not framing:
+            self._stop_reading()
+            return
+        self._incoming.whole, self._goes_on, self._parser = False, True, httptools.HttpRequestParser(self)
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing) + data)
 
     def _stop_reading(self) -> None:
         """The connection ends with the last response."""
@@ -157,6 +170,9 @@ class HttpProtocol(asyncio.Protocol):
             raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
+        if self._goes_on:
+            self._goes_on = False
+            return
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         version = self._parser.get_http_version()

@@ -141,6 +141,17 @@ def test_a_wish_for_another_protocol_is_passed_over() -> None:
     wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
     raw = answers(echo, b"GET / HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
     assert body_of(raw) == b"GET /  " and b"connection: close" in raw
+    for framing, body in (
+        (b"Content-Length: 5\r\n", b"hello"),
+        (b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n0\r\n\r\n"),
+    ):
+        post = b"POST /a HTTP/1.1\r\nHost: x\r\n" + wish + framing + b"\r\n" + body  # as Java's client sends it
+        raw = answers(echo, post + post + POST.replace(b"Host", LAST + b"Host"))
+        assert raw.count(b"POST /a  hello") == 2 and raw.endswith(b"POST /a b c=d hello")
+        assert (
+            body_of(answers(echo, *(bytes([each]) for each in post.replace(b"Host", LAST + b"Host"))))
+            == b"POST /a  hello"
+        )
 
 
 @pytest.mark.parametrize(

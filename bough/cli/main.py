@@ -61,9 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bough: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"bough: No file can have so long a name: {str(error.filename)[:100]}…", file=sys.stderr)
+        elif error.errno in DISK_FULL:
+            _report_full_disk(error)
+        else:
             raise
-        _report_full_disk(error)
         return 1
 
 

@@ -32,6 +32,7 @@ class ModelError(BoughError):
 
 
 # What reading a file raises whose values are of another kind than they should be.
+UNNAMED = ("Exception", "PanicException", "error", "PatternError")  # what libraries raise, `struct.error` too
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -44,7 +45,7 @@ def damage_named(where: object) -> Iterator[None]:
         raise
     except BaseException as error:
         # The tokenizers library raises a bare `Exception`, or panics, which is none and has no class to import.
-        if not isinstance(error, DAMAGE) and type(error).__name__ not in ("Exception", "PanicException"):
+        if not isinstance(error, DAMAGE) and type(error).__name__ not in UNNAMED:
             raise
         wrong = f"{type(error).__name__}: {error}"
         raise ModelError(f"{where} has a value that cannot be used ({wrong}); fetch it again.") from error

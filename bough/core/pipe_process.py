@@ -42,6 +42,12 @@ class PipeProcess:
                 raise TimeoutError
             return self._connection.recv_bytes()
 
+    def was_killed(self) -> bool:
+        """Whether it has ended by no fault of what it was asked: the kernel, or somebody, has killed it."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1.0) == -signal.SIGKILL
+        return False
+
     def end(self) -> None:
         """Kills the process. The connection is closed only after a waiting `ask` has noticed."""
         if self._process.poll() is None:
@@ -95,7 +101,14 @@ class ProcessPool:
         process = self._free.get()
         try:
             process = process or self._start()
-            return process.ask(message, timeout_s)
+            try:
+                return process.ask(message, timeout_s)
+            except (EOFError, ConnectionError):
+                if not process.was_killed():
+                    raise
+                self._end(process)
+                process = self._start()
+                return process.ask(message, timeout_s)
         except (TimeoutError, EOFError, ConnectionError):
             self._end(process)
             process = None

@@ -294,8 +294,9 @@ class Executor(Protocol):
     def control(self, command: Command) -> Ticket:
         """Returns at once; the command is done after all plans launched before it and before those launched later."""
 
-    def idle(self) -> bool:
+    def idle(self, busy: bool = False) -> bool:
         """Nothing is in flight and nothing waits: does a piece of work that was put off, if there is any. False: there
-        was none, and there is no use in asking again before the next step."""
+        was none, and there is no use in asking again before the next step. `busy`: steps are in flight and will follow,
+        so it does at most one piece, from which steps like the last ones gain."""
 
     def close(self) -> None: ...

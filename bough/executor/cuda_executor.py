@@ -34,7 +34,7 @@ from bough.executor.cuda_inputs import CudaInputs, MixedInputs
 from bough.executor.cuda_steps import NOTHING_BESIDE, Beside, CudaStep, DeviceClock, Follow, MaskedStep, VerifiedStep
 from bough.executor.drafter import Drafter, Tapped, with_drafts
 from bough.executor.encoder import Encoder
-from bough.executor.graphs import Captured, CudaGraphs, GraphMemory, GraphSizes, Pauses
+from bough.executor.graphs import USES_BEFORE_CAPTURE, Captured, CudaGraphs, GraphMemory, GraphSizes
 from bough.executor.layout import Growth, StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.pooling import Pooler
@@ -107,18 +107,17 @@ class CudaExecutor:
         self._pooler = Pooler(model, None if weights is None else weights.experts.chosen)
         self._states = StateCopies(pool.states, inputs.state_table, staging.to_device)
         self._clock = DeviceClock()
-        pauses = Pauses()
         capture_short, capture_decode = (partial(self._capture_decode, few_keys=few) for few in (True, False))
         capture_shared = partial(self._capture_decode, few_keys=False, shared=True)
-        self._few_keys_graphs = CudaGraphs("short decode", graphs.few_keys, capture_short, pauses)
-        self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode, pauses)
-        self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed, pauses)
-        self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared, pauses)
+        self._few_keys_graphs = CudaGraphs("short decode", graphs.few_keys, capture_short)
+        self._decode_graphs = CudaGraphs("decode", graphs.decode, capture_decode)
+        self._mixed_graphs = CudaGraphs("mixed", graphs.mixed, self._capture_mixed)
+        self._shared_graphs = CudaGraphs("shared decode", graphs.shared, capture_shared)
         decode, mixed_sizes = (graphs.decode, graphs.mixed) if graphs.adapted else ((), ())
         capture_adapted = partial(self._capture_decode, few_keys=False, adapted=True)
-        self._adapted_graphs = CudaGraphs("adapted decode", decode, capture_adapted, pauses)
+        self._adapted_graphs = CudaGraphs("adapted decode", decode, capture_adapted)
         also = partial(self._capture_mixed, adapted=True)
-        self._adapted_mixed_graphs = CudaGraphs("adapted mixed", mixed_sizes, also, pauses)
+        self._adapted_mixed_graphs = CudaGraphs("adapted mixed", mixed_sizes, also)
         self._has_few_keys_graphs = bool(graphs.few_keys)
         device = inputs.last_tokens.device
         self._scratch_bytes = graphs.scratch_bytes
@@ -130,12 +129,12 @@ class CudaExecutor:
         self._drafted = DraftedSteps(self._forward, model.logits, self._hidden, *parts)
         for width, sizes in graphs.drafted.items():
             make = partial(self._drafted.capture, width, of=lambda run: self._graph_memory.capture(run))
-            self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make, pauses)
+            self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make)
         self._graphs: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs, self._mixed_graphs
         self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
         self._graphs += (self._adapted_graphs, self._adapted_mixed_graphs)
         if encoder is not None and encoder.tower is not None and graphs.decode:
-            self._graphs += (VisionGraphs(encoder.tower, lambda run: self._graph_memory.capture(run), pauses).graphs,)
+            self._graphs += (VisionGraphs(encoder.tower, lambda run: self._graph_memory.capture(run)).graphs,)
         pieces = rare_pieces(limits.vocab_size, dtype, device)
         self._warm_up = WarmUp(pieces, self._run_unusual, lambda: torch.cuda.set_device(device), group.all_say)
         self._masked: MaskedStep | None = None  # the newest step, while it waits for its masks
@@ -181,16 +180,18 @@ class CudaExecutor:
         torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def idle(self) -> bool:
-        """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left."""
+    def idle(self, busy: bool = False) -> bool:
+        """Uses a quiet moment to have rare kernels compiled or to capture one graph; False when nothing is left. Which
+        graph follows from these calls and the plans so far, so ranks that are told the same have the same ones."""
         self._finish_command()
         self._copies.begin_step(by_layer=False)  # a graph must not contain the wait
+        if busy:
+            return max(self._graphs, key=lambda graphs: graphs.most_wanted[0]).capture_next(1 + USES_BEFORE_CAPTURE)
         return not self._control.asleep and (self._warm_up.advance() or self.capture_next())
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Captures one graph; False when none is left. Which one follows from these calls and the plans so far, so the
-        first of several ranks decides when, and the others are told: each compiles for a time of its own."""
+        """Captures one graph; False when none is left."""
         return any(graphs.capture_next() for graphs in self._graphs)
 
     @torch.inference_mode()

@@ -1,8 +1,8 @@
 """CUDA graphs of steps at fixed sizes, captured only after the engine answers.
 
-A step runs eagerly until its size has a graph. Graphs are captured one at a time, when nothing is in flight: in idle
-moments until all sizes are there, smallest first, and under load at most one every `PAUSE_STEPS` steps, of a size that
-comes back. All share one memory pool: only one graph runs at a time.
+A step runs eagerly until its size has a graph; launching a step never captures one. Graphs are captured one at a time:
+in idle moments until all sizes are there, those that were used most first, and under load when the scheduler makes a
+pause between steps, of a size that comes back. All share one memory pool: only one graph runs at a time.
 
 Which sizes there are follows from tables, and which of them are captured under load from the plans, never from a time:
 ranks that run the same plans take the same graphs, and their collectives have the same shapes.
@@ -20,7 +20,6 @@ import torch
 
 log = logging.getLogger(__name__)
 
-PAUSE_STEPS = 32  # a capture takes as long as a few steps of its size, in which every stream stands still
 USES_BEFORE_CAPTURE = 2  # under load, a size must have shown that it comes back
 # While a step with prompts is launched kernel by kernel, for 12 to 24 ms, no stream is sent anything. Larger steps of a
 # large model keep the device busy for much longer, and padding them to a graph's size would cost more than it gains.
@@ -116,44 +115,22 @@ class GraphMemory:
         torch.zeros(max(1, self._scratch_bytes), dtype=torch.uint8, device=self._device)
 
 
-class Pauses:
-    """When a capture may interrupt the load: shared by all kinds of graphs of an executor."""
-
-    def __init__(self) -> None:
-        self._steps_since_capture = PAUSE_STEPS
-
-    def step(self) -> None:
-        self._steps_since_capture += 1
-
-    @property
-    def due(self) -> bool:
-        return self._steps_since_capture >= PAUSE_STEPS
-
-    def captured(self) -> None:
-        self._steps_since_capture = 0
-
-
 class CudaGraphs(Generic[Graph]):
-    """Owns the graphs of one kind of step. `capture(size)` makes one when nothing is in flight."""
+    """Owns the graphs of one kind of step. `capture(size)` makes one."""
 
-    def __init__(self, kind: str, sizes: Sequence[int], capture: Callable[[int], Graph], pauses: Pauses) -> None:
+    def __init__(self, kind: str, sizes: Sequence[int], capture: Callable[[int], Graph]) -> None:
         self._kind = kind
         self._sizes = list(sizes)
         self._capture = capture
-        self._pauses = pauses
         self._graphs: dict[int, Graph] = {}
         self._uses: Counter[int] = Counter()
 
     def find(self, count: int) -> tuple[int, Graph] | None:
-        """The size that so many rows or tokens are padded to, with its graph; None where there is none yet. Captures it
-        if it is time to."""
-        self._pauses.step()
+        """The size that so many rows or tokens are padded to, with its graph; None where there is none yet."""
         size = next((size for size in self._sizes if size >= count), None)
         if size is None:
             return None
         self._uses[size] += 1
-        if size not in self._graphs and self._uses[size] > USES_BEFORE_CAPTURE and self._pauses.due:
-            self._add(size)
         return (size, self._graphs[size]) if size in self._graphs else None
 
     def clear(self) -> None:
@@ -161,19 +138,23 @@ class CudaGraphs(Generic[Graph]):
         self._graphs.clear()
         self._uses.clear()
 
-    def capture_next(self) -> bool:
-        """Captures the smallest size that is missing; False when none is."""
-        missing = next((size for size in self._sizes if size not in self._graphs), None)
-        if missing is None:
-            return False
-        self._add(missing)
-        return True
+    @property
+    def most_wanted(self) -> tuple[int, int]:
+        """How often the missing size that is used most was, and that size, the smallest of several; -1: none is
+        missing."""
+        missing = ((self._uses[size], -size) for size in self._sizes if size not in self._graphs)
+        uses, size = max(missing, default=(-1, 0))
+        return uses, -size
 
-    def _add(self, size: int) -> None:
+    def capture_next(self, least: int = 0) -> bool:
+        """Captures the size that is wanted most, if it was used so often; False when none is."""
+        uses, size = self.most_wanted
+        if uses < least:
+            return False
         torch.cuda.synchronize()
         began = time.monotonic()
         self._graphs[size] = self._capture(size)
-        self._pauses.captured()
         log.debug("captured the %s graph of size %d in %.0f ms", self._kind, size, 1e3 * (time.monotonic() - began))
         if len(self._graphs) == len(self._sizes):
             log.info("all %d %s graphs are captured, up to size %d", len(self._sizes), self._kind, self._sizes[-1])
+        return True

@@ -68,7 +68,7 @@ class LockstepExecutor:
             self._command = ticket
         return ticket
 
-    def idle(self) -> bool:
+    def idle(self, busy: bool = False) -> bool:
         return False  # all groups would have to do what was put off at the same time
 
     def close(self) -> None:

@@ -128,9 +128,9 @@ class LeadingExecutor:
                 self._send(RunCommand(command))
         return self._own.control(command)
 
-    def idle(self) -> bool:
-        self._send(UseIdleTime())
-        return self._own.idle()
+    def idle(self, busy: bool = False) -> bool:
+        self._send(UseIdleTime(busy))
+        return self._own.idle(busy)
 
     def close(self) -> None:
         self._send(Leave())
@@ -167,7 +167,7 @@ def follow(executor: Executor, orders: Receiver[ToRank], report: Reporter | None
                     buffer = (NO_BUFFER if slots is None else host[group]) if content is None else content
                     in_flight.append(executor.control(copy(pages, buffer, group, slots)))
                 case UseIdleTime():
-                    executor.idle()
+                    executor.idle(order.busy)
                 case Leave():
                     executor.close()
                     return

@@ -71,7 +71,7 @@ class ThreadedExecutor:
         result = self._inner.run(plan, masks.result)
         return replace(result, device_span=(began, time.monotonic()))
 
-    def idle(self) -> bool:
+    def idle(self, busy: bool = False) -> bool:
         return False
 
     def close(self) -> None:

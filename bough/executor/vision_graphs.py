@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bough.executor.graphs import Captured, CudaGraphs, Pauses
+from bough.executor.graphs import Captured, CudaGraphs
 from bough.loader.encoders import longest_of
 
 SIZES = (*range(256, 769, 128), *range(1024, 2049, 256), *range(2560, 4097, 512), *range(5120, 8193, 1024))
@@ -25,14 +25,14 @@ Turns = tuple[torch.Tensor, torch.Tensor]
 class VisionGraphs:
     """Takes the place of a tower's blocks. `capture` makes a graph of what a function queues."""
 
-    def __init__(self, tower: Any, capture: Callable[[Callable[[], None]], Captured[None]], pauses: Pauses) -> None:
+    def __init__(self, tower: Any, capture: Callable[[Callable[[], None]], Captured[None]]) -> None:
         self._tower, self._capture_one = tower, capture
         self._blocks: list[Callable[..., torch.Tensor]] = [block.forward for block in tower.blocks]
         self._windows = list[bool]()  # for each block, whether its items are windows
         self._calls: list[tuple[torch.Tensor, torch.Tensor, Turns]] | None = None  # while they are written down
         self._found: tuple[int, list[Captured[None]]] | None = None  # for the images that are computed now
         self._held: dict[bool | None, torch.Tensor] = {}  # whose copies the bounds and the turns are
-        self.graphs = CudaGraphs("vision", SIZES, self._capture, pauses)
+        self.graphs = CudaGraphs("vision", SIZES, self._capture)
         for number, block in enumerate(tower.blocks):
             block.forward = partial(self._run, number)
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import regex
 import torch
 
 from bough.core.control import ADAPTER_FILES
@@ -147,6 +148,8 @@ def target_names(settings: LoraSettings) -> frozenset[str]:
 def _scale(given: Mapping[str, Any], module: str, rank: int) -> float:
     """PEFT's: patterns in `alpha_pattern` mean the ends of modules' names."""
     patterns = (given.get("alpha_pattern") or {}).items()
-    own = (alpha for pattern, alpha in patterns if re.match(rf"(.*\.)?({pattern})$", module))
+    # Else a pattern could take for ever.
+    match = functools.partial(regex.match, string=module, timeout=1.0, concurrent=True)
+    own = (alpha for pattern, alpha in patterns if match(rf"(.*\.)?({pattern})$"))
     alpha = float(next(own, given.get("lora_alpha", 8)))
     return alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)

@@ -14,7 +14,7 @@ from pathlib import Path
 from bough.core.errors import ModelError, SettingsError, nearest
 from bough.core.settings import ModelSettings
 from bough.loader import catalogue
-from bough.models.fields import read_json
+from bough.models.fields import file_in, read_json
 
 GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a split model
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -132,11 +132,7 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
         names = weight_map.values()
         if not all(isinstance(name, str) for name in names):
             raise ModelError(f"{index} is damaged: its weight_map must name files; fetch it again.")
-        for name in names:
-            # The name is judged, not where a link leads: files in the hub's cache are links to elsewhere.
-            if name.startswith("/") or ".." in name.split("/"):
-                raise ModelError(f"{index} names {name!r}, a file outside of its folder; do not use this model.")
-        shards = tuple(folder / shard for shard in sorted(set(names)))
+        shards = tuple(file_in(folder, name, index) for name in sorted(set(names)))
         missing = [shard.name for shard in shards if _if_file(shard) is None]
         if missing:
             raise ModelError(

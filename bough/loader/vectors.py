@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bough.core.errors import ModelError
 from bough.core.pooling import PoolingMode, VectorConfig
-from bough.models.fields import Fields, read_json
+from bough.models.fields import Fields, file_in, read_json
 
 CLASSIFIER = "ForSequenceClassification"
 MODES: dict[str, PoolingMode] = {
@@ -39,7 +39,8 @@ def read_vectors(folder: Path, config: Fields, *, encoder: bool, asked: bool) ->
 
 
 def _classifier(config: Fields, *, encoder: bool) -> VectorConfig:
-    names = config.values.get("id2label") or {}
+    given = config.section("id2label")
+    names = {} if given is None else given.values
     count = config.integer("num_labels", len(names) or 2)
     labels = tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(count))
     if not encoder:
@@ -60,7 +61,7 @@ def _sentence_transformer(listed: Path) -> VectorConfig:
     if unknown or "Pooling" not in kinds:
         what = ", ".join(unknown) or "no Pooling"
         raise ModelError(f"{listed} lists {what}; supported are models of {', '.join(MODULES)}.")
-    path = listed.parent / kinds["Pooling"] / "config.json"
+    path = file_in(listed.parent, kinds["Pooling"], listed) / "config.json"
     given = read_json(path)
     chosen = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
     modes = [MODES.get(name) for name in chosen or [f"pooling_mode_{given.get('pooling_mode')}"]]

@@ -38,7 +38,9 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
 
 
 class UseIdleTime(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is in flight: time for a piece of work that was put off."""
+    """Time for a piece of work that was put off."""
+
+    busy: bool = False
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

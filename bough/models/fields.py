@@ -12,6 +12,14 @@ from typing import Any, TypeVar
 from bough.core.errors import ModelError
 
 T = TypeVar("T")
+MOST = {"num_hidden_layers": 4096, "num_labels": 1_000_000}  # things that are listed before any weight is looked at
+
+
+def file_in(folder: Path, name: str, named_by: Path) -> Path:
+    """The name is judged, not where a link leads: files in the hub's cache are links to elsewhere."""
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ModelError(f"{named_by} names {name!r}, a file outside of its folder; do not use this model.")
+    return folder / name
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -40,7 +48,9 @@ class Fields:
         return self._needed(name, default if value is None else value)
 
     def optional_integer(self, name: str) -> int | None:
-        value: int | None = self._read(name, int, "a whole number of at least 1", lambda number: number >= 1)
+        most = MOST.get(name)
+        what = "a whole number of at least 1" if most is None else f"a whole number from 1 to {most:,}"
+        value: int | None = self._read(name, int, what, lambda number: 1 <= number <= (most or number))
         return value
 
     def count(self, name: str, default: int | None = None) -> int:

@@ -52,6 +52,7 @@ LONGEST_WAIT_S = 0.002  # between two polls of a running step, which may end bef
 # Requests that are looked into in a turn, or as many as fill a step: of a burst, the first are computed before the last
 # are looked into.
 TAKEN_AT_ONCE = 32
+PAUSE_STEPS = 32  # between two pieces of the executor's work under load, in which every stream stands still
 QUIET_S = 1.0  # without a message before the page accounts are audited, so that no request waits for the audit
 
 
@@ -231,6 +232,8 @@ class Scheduler:
         self._timeline.committed(step.plan.step, times, span, work)
         self._grammar_steps.supply(self._in_flight)
         self._recording.after_step()
+        if step.plan.step % PAUSE_STEPS == 0 and not self._control.running:
+            self._executor.idle(busy=True)  # here the step's tokens have been sent, and a launch takes no longer
 
     def _commit_all(self) -> None:
         while self._in_flight:

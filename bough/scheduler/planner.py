@@ -191,7 +191,8 @@ class Planner:
                 chunks.append(self._extend(request, count))
                 budget -= count + self.media.take(request, chunks[-1].first, count)
         overdue = False
-        for request in self._ranking.ordered(self._queue) if budget > 0 and self._table.free_rows else ():
+        startable = budget > 0 and self._table.free_rows
+        for request in self._ranking.ordered(self._queue, self._batch.moves) if startable else ():
             if budget <= 0 or not self._table.free_rows:
                 break
             if request.adapter and (overdue or not self._adapters.place(request, self._table.running_requests())):

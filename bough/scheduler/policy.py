@@ -81,13 +81,17 @@ class Ranking:
         self._sign = -1 if settings.schedule_low_priority_values_first else 1
         self._tree = tree
         self._rng = random.Random(seed)
+        self._moves, self._found = 0, dict[Request, tuple[int, tuple[int, ...]]]()  # prefixes and paths at that time
 
     def urgency(self, request: Request) -> int:
         return self._sign * request.priority if self.by_priority else 0
 
-    def ordered(self, queue: WaitingQueue) -> list[Request]:
-        """The waiting requests, first to run first."""
+    def ordered(self, queue: WaitingQueue, moves: int) -> list[Request]:
+        """The waiting requests, first to run first. Each prompt is matched once for a value of `moves`, however many
+        turns it waits."""
         waiting = list(queue)
+        if moves != self._moves:
+            self._moves, self._found = moves, {}
         policy = affordable(self._policy, len(waiting))
         if policy == "fcfs" or len(waiting) <= 1:
             return waiting
@@ -95,15 +99,11 @@ class Ranking:
 
     def _snapshot(self, policy: str, waiting: list[Request]) -> list[Waiting]:
         """What the policy may look at; the tree is asked only where it does."""
-        prefixes = [0] * len(waiting)
-        paths: list[tuple[int, ...]] = [()] * len(waiting)
+        asked = ((r, (r.tokens[: r.match_cap], r.namespace)) for r in waiting if r not in self._found)
         if policy == "lpm":
-            prefixes = [self._tree.match_length(r.tokens[: r.match_cap], r.namespace) for r in waiting]
+            self._found |= {r: (self._tree.match_length(*key), ()) for r, key in asked}
         elif policy == "dfs-weight":
             # All are matched before any path is read: a match may split a node on the path of another.
-            nodes = [self._tree.match(r.tokens[: r.match_cap], r.namespace, touch=False).node for r in waiting]
-            paths = [tuple(map(id, path_to(node))) for node in nodes]
-        return [
-            Waiting(r.arrival, self.urgency(r), r.max_new, prefix, path)
-            for r, prefix, path in zip(waiting, prefixes, paths, strict=True)
-        ]
+            nodes = [(r, self._tree.match(*key, touch=False).node) for r, key in asked]
+            self._found |= {r: (0, tuple(map(id, path_to(node)))) for r, node in nodes}
+        return [Waiting(r.arrival, self.urgency(r), r.max_new, *self._found.get(r, (0, ()))) for r in waiting]

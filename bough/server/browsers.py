@@ -39,8 +39,10 @@ class BrowserRules:
     def refusal(self, scope: Scope, route: str) -> Failure | None:
         headers = dict(scope["headers"])
         if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
-            for name in headers:
-                headers[name] = b",".join(value for each, value in scope["headers"] if each == name)
+            values: dict[bytes, list[bytes]] = {}
+            for name, value in scope["headers"]:
+                values.setdefault(name, []).append(value)
+            headers = {name: b",".join(each) for name, each in values.items()}
         host = headers.get(b"host")
         if host and not self._knows(host, scope):
             shown = host[:SHOWN].decode("latin-1")

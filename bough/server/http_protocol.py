@@ -30,14 +30,16 @@ WHOLE_KEY = "bough.body"  # of the message that starts a response: its whole bod
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
 LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends
 MOST_HEAD = 1 << 18  # bytes that come without being of a body: request line and headers, or what follows a body
+MOST_HEADERS = 1000
+MOST_PIPELINED = 256  # requests behind one that is being answered
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 STATUS_LINES = {code: f"HTTP/1.1 {code} {PHRASES.get(code, '')}\r\n".encode() for code in range(100, 600)}
 CLOSE = b"connection: close\r\n"
 BAD_REQUEST = STATUS_LINES[400] + b"content-type: text/plain\r\ncontent-length: 29\r\n" + CLOSE
 BAD_REQUEST += b"\r\nThis is not an HTTP request.\n"
-TOO_LARGE = STATUS_LINES[431] + b"content-type: text/plain\r\ncontent-length: 58\r\n" + CLOSE
-TOO_LARGE += b"\r\nThe request line and headers may have 256 KiB; send less.\n"
+TOO_LARGE = STATUS_LINES[431] + b"content-type: text/plain\r\ncontent-length: 74\r\n" + CLOSE
+TOO_LARGE += b"\r\nThe request line and headers may have 256 KiB and 1,000 lines; send less.\n"
 FAILED = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
 
 
@@ -53,6 +55,8 @@ class HttpProtocol(asyncio.Protocol):
         self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
         self._keep_alive_s = config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
+        self._refusal = BAD_REQUEST
+        self._goes_on = False  # the next headers are those of the request that is there already
         self._deaf = False  # what comes is not read any more
         self._paused = False
         self._unused = 0  # bytes since a head was whole or a piece of a body came
@@ -123,11 +127,24 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
             if self._unused > MOST_HEAD:
-                self._refuse(TOO_LARGE)
-        except httptools.HttpParserUpgrade:  # to a protocol that is not spoken here: the request is answered as it is
-            self._stop_reading()
+                self._refusal = TOO_LARGE
+                self._refuse()
+        except httptools.HttpParserUpgrade as wish:
+            self._pass_over(data[wish.args[0] :])
         except httptools.HttpParserError:
             self._refuse()
+
+    def _pass_over(self, data: bytes) -> None:
+        """A request for another protocol is answered in this one. The parser takes what follows for the other: another
+        one reads the body, if there is one."""
+        assert self._incoming is not None
+        known = (b"content-length", b"transfer-encoding")
+        framing = [b"%b: %b\r\n" % header for header in self._incoming.scope["headers"] if header[0] in known]
+        if not framing:
+            self._stop_reading()
+            return
+        self._incoming.whole, self._goes_on, self._parser = False, True, httptools.HttpRequestParser(self)
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing) + data)
 
     def _stop_reading(self) -> None:
         """The connection ends with the last response."""
@@ -136,16 +153,18 @@ class HttpProtocol(asyncio.Protocol):
         if last is not None:
             last.keep_alive = False
 
-    def _refuse(self, answer: bytes = BAD_REQUEST) -> None:
+    def _refuse(self) -> None:
         if self._waiting and not self._waiting[-1].whole:
             self._waiting.pop()
         self._stop_reading()
         if self._current is None or not self._current.whole:
             if self._current is None or not self._current.started:
-                self.transport.write(answer)
+                self.transport.write(self._refusal)
             self.transport.close()
 
     def on_message_begin(self) -> None:
+        if len(self._waiting) > MOST_PIPELINED:
+            raise ValueError("too many requests at once: those that came are answered, and the connection closed")
         self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
@@ -153,8 +172,14 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
+        if len(self._headers) > MOST_HEADERS:
+            self._refusal = TOO_LARGE
+            raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
+        if self._goes_on:
+            self._goes_on = False
+            return
         raw_path, _, query = self._url.partition(b"?")
         if not raw_path.startswith(b"/") or b"#" in self._url:  # with a host or a fragment
             url = httptools.parse_url(self._url)

@@ -42,6 +42,7 @@ def _split_rules() -> Iterator[tuple[str, SplitRule]]:
 
 
 SPLIT_RULES = dict(_split_rules())
+MOST_CHARACTERS = 4096  # of a token that is cut in two wherever it can be
 
 
 def find_split_rule(name: str) -> SplitRule:
@@ -158,6 +159,8 @@ def find_merges(best_first: Sequence[str]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, in the order in which SentencePiece and tiktoken merge: these know no
     merges, only which token is better."""
     mergeable = set(best_first)
+    if max(map(len, mergeable), default=0) > MOST_CHARACTERS:
+        raise ValueError(f"a token has more than {MOST_CHARACTERS} characters")
     return [
         (left, right)
         for token in best_first

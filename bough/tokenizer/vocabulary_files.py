@@ -24,6 +24,7 @@ Config = dict[str, Any]
 Read = tuple[tokenizers.Tokenizer, Config]
 
 UNKNOWN = 2
+MOST_TOKENS = 1 << 22
 UNIGRAM, BPE = 1, 2
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 # What a tekken.json that lists no special tokens means (versions up to v7), by id.
@@ -112,6 +113,8 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
+        if shift > 63:
+            raise ValueError(f"a number without end before byte {at}")
 
 
 # ---- tiktoken and Tekken: bytes with ranks
@@ -134,6 +137,8 @@ def read_tekken(file: Path, config: Config) -> Read:
     if listed is None:
         listed = [{"rank": i, "token_str": token, "is_control": True} for i, token in enumerate(TEKKEN_SPECIAL)]
     first: int = settings["default_num_special_tokens"]
+    if not 0 <= first <= settings["default_vocab_size"] <= MOST_TOKENS:
+        raise ValueError(f"{first} special tokens of {settings['default_vocab_size']}")
     special = {f"<SPECIAL_{i}>": i for i in range(len(listed), first)}
     special |= {entry["token_str"]: entry["rank"] for entry in listed}
     shown = {entry["token_str"] for entry in listed if not entry["is_control"]}

@@ -89,7 +89,7 @@ class NullExecutor:
     def control(self, command: Command) -> Ticket:
         raise RequestError("This executor has nothing to control.")
 
-    def idle(self) -> bool:
+    def idle(self, busy: bool = False) -> bool:
         return False
 
     def close(self) -> None:

@@ -176,6 +176,9 @@ def test_a_file_for_which_there_is_no_room_is_named(capsys: Capture) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "out.json")
     assert run_with(FakeEngine([full]).make, ["generate", "a"]) == 1
     assert capsys.readouterr().err.startswith("bough: Cannot write: No space left on device (out.json).")
+    long = OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000)
+    assert run_with(FakeEngine([long]).make, ["generate", "a"]) == 1
+    assert capsys.readouterr().err == f"bough: No file can have so long a name: {'x' * 100}…\n"
 
 
 def test_light_commands_load_nothing_heavy() -> None:

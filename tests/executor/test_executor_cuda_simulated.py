@@ -151,11 +151,16 @@ def plans(lengths: list[int], decodes: int) -> Iterator[BatchPlan]:
         yield decode_plan(step, len(lengths))
 
 
-def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 3) -> list[list[int]]:
-    """What each step samples; each is launched before the one before it is looked at."""
+def tokens_of(executor: CudaExecutor, lengths: list[int], decodes: int = 3, busy: bool = False) -> list[list[int]]:
+    """What each step samples; each is launched before the one before it is looked at. With `busy` a graph may be
+    captured behind each launch, and only there."""
     found, before = [], None
     for plan in plans(lengths, decodes):
+        captured = [len(graphs._graphs) for graphs in executor._graphs]
         running = executor.launch(plan)
+        assert captured == [len(graphs._graphs) for graphs in executor._graphs]
+        if busy:
+            executor.idle(busy=True)
         if before is not None:
             found.append(before.wait().tokens[:, 0].tolist())
         before = running
@@ -171,6 +176,10 @@ def test_graphs_change_nothing(loaded: LoadedWeights, lengths: list[int]) -> Non
     eager = tokens_of(build(loaded, GraphSizes()), lengths)
     assert [len(step) for step in eager] == [1] * len(lengths) + [len(lengths)] * 3
     assert tokens_of(build(loaded, GRAPHS), lengths) == eager
+    late = assemble(loaded, SETTINGS, LIMITS, GRAPHS)
+    assert tokens_of(late, lengths, 6, busy=True)[: len(eager)] == eager
+    kind, size = late._few_keys_graphs, {1: 1, 3: 4}[len(lengths)]
+    assert [list(graphs._graphs) for graphs in (kind, late._decode_graphs)] == [[size], []]
 
 
 @pytest.mark.slow
@@ -522,8 +531,8 @@ class TwoStages:
         for stage in self._stages:
             stage.supply_masks(step, masks)
 
-    def idle(self) -> bool:
-        first, last = (stage.idle() for stage in self._stages)
+    def idle(self, busy: bool = False) -> bool:
+        first, last = (stage.idle(busy) for stage in self._stages)
         return first and last
 
 

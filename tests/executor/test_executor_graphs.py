@@ -10,10 +10,7 @@ import torch
 from bough.executor.graphs import (
     FINE_STEP,
     FINE_TOKENS,
-    PAUSE_STEPS,
-    USES_BEFORE_CAPTURE,
     CudaGraphs,
-    Pauses,
     decode_sizes,
     mixed_sizes,
 )
@@ -57,12 +54,12 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return []
 
 
-def make_graphs(captured: list[int], pauses: Pauses | None = None) -> CudaGraphs[str]:
+def make_graphs(captured: list[int]) -> CudaGraphs[str]:
     def capture(size: int) -> str:
         captured.append(size)
         return f"graph of {size}"
 
-    return CudaGraphs("decode", [1, 2, 4, 8], capture, pauses or Pauses())
+    return CudaGraphs("decode", [1, 2, 4, 8], capture)
 
 
 def test_quiet_moments_capture_all_sizes_smallest_first(captured: list[int], caplog: pytest.LogCaptureFixture) -> None:
@@ -77,28 +74,19 @@ def test_quiet_moments_capture_all_sizes_smallest_first(captured: list[int], cap
 
 
 def test_without_sizes_there_is_nothing_to_capture() -> None:
-    graphs = CudaGraphs("decode", [], str, Pauses())
+    graphs = CudaGraphs("decode", [], str)
     assert not graphs.capture_next() and graphs.find(1) is None
 
 
-def test_under_load_a_size_must_come_back_before_it_is_captured(captured: list[int]) -> None:
+def test_steps_capture_nothing_and_say_which_size_is_wanted(captured: list[int]) -> None:
     graphs = make_graphs(captured)
-    for _ in range(USES_BEFORE_CAPTURE):
-        assert graphs.find(3) is None
-    assert graphs.find(3) == (4, "graph of 4")
-    assert captured == [4]
-
-
-def test_captures_under_load_are_far_apart_over_all_kinds(captured: list[int]) -> None:
-    pauses = Pauses()
-    one, other = make_graphs(captured, pauses), make_graphs(captured, pauses)
-    steps = []
-    for step in range(3 * PAUSE_STEPS):
-        before = len(captured)
-        (one if step % 2 else other).find(1 + step % 8)
-        if len(captured) > before:
-            steps.append(step)
-    assert len(steps) > 1 and all(b - a >= PAUSE_STEPS for a, b in itertools.pairwise(steps))
+    assert all(graphs.find(count) is None for count in (3, 8, 8, 4, 8))
+    assert not captured and graphs.most_wanted == (3, 8)
+    assert not graphs.capture_next(least=4)
+    while graphs.capture_next(least=2):
+        pass
+    assert captured == [8, 4], "those that were not used are left to quiet moments"
+    assert graphs.find(7) == (8, "graph of 8")
 
 
 def test_ranks_that_run_the_same_steps_take_the_same_graphs(
@@ -110,6 +98,8 @@ def test_ranks_that_run_the_same_steps_take_the_same_graphs(
     taken: list[list[object]] = [[], []]
     for rank, (graphs, found) in enumerate(zip(ranks, taken, strict=True)):
         monkeypatch.setattr("time.monotonic", lambda rank=rank: next(clock) * (1 + 100 * rank))
-        for step in range(4 * PAUSE_STEPS):
+        for step in range(128):
             found.append(graphs.find(1 + step * step % 8))
+            if step % 32 == 31:
+                graphs.capture_next(least=3)
     assert taken[0] == taken[1] and captured

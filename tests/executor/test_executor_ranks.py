@@ -440,7 +440,7 @@ class Failing:
     def launch(self, plan: Any) -> Any:
         return self
 
-    def idle(self) -> bool:
+    def idle(self, busy: bool = False) -> bool:
         self.idles += 1
         return False
 
@@ -469,11 +469,11 @@ def test_the_leader_sends_each_command_before_it_does_it_itself(folders: dict[st
     def use(executor: Executor) -> None:
         leader = LeadingExecutor(executor, sent.append)
         leader.control(Sleep(("kv_cache",))).wait()
-        assert not leader.idle()
+        assert not leader.idle(busy=True)
         leader.close()
 
     alone(folders["llama"], use)
-    assert sent == [RunCommand(Sleep(("kv_cache",))), UseIdleTime(), Leave()]
+    assert sent == [RunCommand(Sleep(("kv_cache",))), UseIdleTime(busy=True), Leave()]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def test_what_is_captured_later_leaves_the_cache_alone(tmp_path: Path, tokens: i
     executor = build(tmp_path, max_running_requests=8, chunked_prefill_size=256)
     pages = np.arange(1, 1 + tokens, dtype=np.int32)
     plan = prompt_plan(0, np.arange(tokens, dtype=np.int32), pages)
-    first = [executor.launch(plan).wait().tokens.tolist() for _ in range(USES_BEFORE_CAPTURE + 2)]
+    first = [executor.launch(plan).wait().tokens.tolist() for _ in range(USES_BEFORE_CAPTURE + 1)]
+    assert executor.idle(busy=True) and not executor.idle(busy=True)
     layers = [*executor._pool.keys, *executor._pool.values]
     before = [layer[pages].clone() for layer in layers]
     while executor.idle():

@@ -83,8 +83,8 @@ class Watched:
     def control(self, command: Command) -> Ticket:
         return self._inner.control(command)
 
-    def idle(self) -> bool:
-        return self._inner.idle()
+    def idle(self, busy: bool = False) -> bool:
+        return self._inner.idle(busy)
 
     def close(self) -> None:
         self._inner.close()

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from bough.executor import vision_graphs
-from bough.executor.graphs import GraphMemory, Pauses
+from bough.executor.graphs import GraphMemory
 from bough.executor.vision_graphs import VisionGraphs
 from bough.loader import encoders
 from tests.loader.test_loader_encoders import KINDS, load, one_by_one
@@ -63,7 +63,7 @@ def test_graphs_of_blocks_compute_what_blocks_do(
         graph.replay = lambda: (replays.append(1), replay())[1]
         return graph
 
-    graphs = VisionGraphs(tower, capture, Pauses()).graphs
+    graphs = VisionGraphs(tower, capture).graphs
     blocks = len(tower.blocks)
     while graphs.capture_next():
         assert not replays
@@ -92,6 +92,6 @@ def test_a_size_that_memory_does_not_hold_has_no_graph(
             raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    graphs = VisionGraphs(Tower(), lambda run: pytest.fail("nothing is captured"), Pauses()).graphs
+    graphs = VisionGraphs(Tower(), lambda run: pytest.fail("nothing is captured")).graphs
     assert graphs.capture_next()
     assert "256 patches are computed without a graph" in caplog.text

@@ -239,11 +239,15 @@ class FakeExecutor:
         self.plans: list[BatchPlan] = []
         self.computed_tokens = 0
         self.postponed = 0  # pieces of work for quiet moments
+        self.pauses: list[int] = []  # under load: after how many plans
 
     def limits(self) -> Limits:
         return self._limits
 
-    def idle(self) -> bool:
+    def idle(self, busy: bool = False) -> bool:
+        if busy:
+            self.pauses.append(len(self.plans))
+            return False
         if not self.postponed:
             return False
         self.postponed -= 1

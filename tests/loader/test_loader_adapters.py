@@ -213,6 +213,8 @@ def test_alpha_may_differ_between_modules(base: Path, read: Read, tmp_path: Path
     for name, matrices in own.items():
         times = 4.0 if name.endswith("q_proj") else 0.25 if name == "model.layers.1.mlp.up_proj" else 1.0
         torch.testing.assert_close(matrices[1], plain[name][1] * times)
+    with pytest.raises(TimeoutError):
+        read(write_adapter(tmp_path / "endless", base, 1, alpha_pattern={r"(\w|\W|.)*[!?]": 32}))
 
 
 def test_the_content_is_that_of_both_files(base: Path, read: Read, tmp_path: Path) -> None:

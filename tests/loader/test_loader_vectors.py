@@ -41,6 +41,9 @@ def test_classifiers_have_labels(tmp_path: Path) -> None:
     named = read(tmp_path, "BertForSequenceClassification", encoder=True, id2label={"0": "bad", "1": "good"})
     assert (named.labels, named.mode) == (("bad", "good"), "cls")
     assert read(tmp_path, "LlamaForSequenceClassification", num_labels=1).labels == ("LABEL_0",)
+    for field, value in (("id2label", ["bad"]), ("num_labels", 10**9)):
+        with pytest.raises(ModelError, match=f"{field} must be"):
+            read(tmp_path, "LlamaForSequenceClassification", **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,15 @@ def test_sentence_transformers_files_are_read(pooling: dict[str, Any], mode: str
 def test_what_is_not_supported(kinds: tuple[str, ...], pooling: dict[str, Any], words: str, tmp_path: Path) -> None:
     put_modules(tmp_path, *kinds, **pooling)
     with pytest.raises(ModelError, match=words):
+        read(tmp_path, "BertModel", encoder=True)
+
+
+@pytest.mark.parametrize("name", ["../1_Pooling", "/1_Pooling", "1_Pooling/.."])
+def test_modules_lie_in_the_models_folder(name: str, tmp_path: Path) -> None:
+    put_modules(tmp_path, "Transformer", "Pooling", pooling_mode_cls_token=True)
+    listed = tmp_path / "modules.json"
+    listed.write_text(json.dumps([{**each, "path": name} for each in json.loads(listed.read_text())]))
+    with pytest.raises(ModelError, match="a file outside of its folder"):
         read(tmp_path, "BertModel", encoder=True)
 
 

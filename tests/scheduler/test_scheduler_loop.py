@@ -395,6 +395,23 @@ def test_postponed_work_is_done_before_the_scheduler_waits() -> None:
     assert bench.out.replies[0].data["warming_up"] and bench.inbox.waits == [None]
 
 
+def test_under_load_the_executor_gets_a_pause_between_steps_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the tokens of the step before have been sent; never while a step is launched."""
+    executor = FakeExecutor(pages=256)
+    bench = Bench(executor)
+    sent, idle = list[int](), executor.idle
+
+    def noted(busy: bool = False) -> bool:
+        sent.extend([len(bench.out.outputs[1])] if busy else [])
+        return idle(busy)
+
+    monkeypatch.setattr(executor, "idle", noted)
+    bench.ask(1, prompt_of(1, 5), max_new_tokens=50)
+    bench.turn(50)
+    assert executor.pauses == [1 + 1, 33 + 1], "the step behind it runs meanwhile"
+    assert sent == [1, 33]
+
+
 def test_two_requests_may_have_the_same_rid() -> None:
     bench = Bench(FakeExecutor(page_size=4, pages=32))  # the audit of every turn sees the pages of both
     for handle in (1, 2):

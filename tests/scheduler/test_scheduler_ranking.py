@@ -31,8 +31,18 @@ def queue_of(*requests: object) -> WaitingQueue:
 def test_lpm_matches_prompts_only_while_that_pays(queued: int, matched: int) -> None:
     tree = CountingTree()
     queue = queue_of(*(waiting_request(i) for i in range(queued)))
-    ordered = Ranking(SchedulerSettings(schedule_policy="lpm"), tree, 0).ordered(queue)
+    ordered = Ranking(SchedulerSettings(schedule_policy="lpm"), tree, 0).ordered(queue, 0)
     assert tree.matched == matched and len(ordered) == queued
+
+
+def test_a_prompt_that_waits_is_matched_anew_only_when_running_requests_have_moved() -> None:
+    tree, queue = CountingTree(), queue_of(waiting_request(0), waiting_request(1))
+    ranking, matched = Ranking(SchedulerSettings(schedule_policy="lpm"), tree, 0), []
+    for moves in (5, 5, 5, 6):
+        ranking.ordered(queue, moves)
+        queue.add(waiting_request(len(queue)))
+        matched.append(tree.matched)
+    assert matched == [2, 3, 4, 4 + 5]
 
 
 def test_lpm_and_dfs_put_the_cached_prompt_where_it_belongs() -> None:
@@ -41,7 +51,7 @@ def test_lpm_and_dfs_put_the_cached_prompt_where_it_belongs() -> None:
     requests = [waiting_request(0, [1, 2]), waiting_request(1, [7, 8, 9, 1]), waiting_request(2, [7, 8, 4])]
     for policy, expected in (("lpm", [1, 2, 0]), ("dfs-weight", [0, 2, 1]), ("fcfs", [0, 1, 2])):
         ranking = Ranking(SchedulerSettings(schedule_policy=policy), tree, 0)
-        assert [r.arrival for r in ranking.ordered(queue_of(*requests))] == expected, policy
+        assert [r.arrival for r in ranking.ordered(queue_of(*requests), 0)] == expected, policy
 
 
 @pytest.mark.parametrize(

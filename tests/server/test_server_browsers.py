@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -224,6 +225,22 @@ def test_a_second_value_of_a_header_does_not_hide_the_first(name: str, own: str,
         headers = [*raw, *((name.encode(), value.encode()) for value in values)]
         scope = {"path": "/generate", "headers": headers, "scheme": "http", "client": ("127.0.0.1", 5), "server": None}
         assert (rules.refusal(scope, "/generate") is None) is (values == (own,)), values
+
+
+def test_many_headers_are_looked_at_once() -> None:
+    """Also where one of them comes twice, which must be found."""
+
+    class Headers(list[tuple[bytes, bytes]]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+            self.looks += 1
+            return super().__iter__()
+
+    headers = Headers((f"x-{number % 999}".encode(), b"") for number in range(1000))
+    rules = BrowserRules(ServerSettings(), loopback=True)
+    assert rules.refusal({"type": "http", "headers": headers, "scheme": "http"}, "/generate") is None
+    assert headers.looks < 5
 
 
 def test_a_forwarded_host_does_not_stand_for_the_name_that_was_called() -> None:

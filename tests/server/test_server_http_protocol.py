@@ -18,12 +18,13 @@ from bough.server.app import App
 from bough.server.bodies import read_bytes
 from bough.server.endpoint import Endpoint
 from bough.server.http import HttpServer, open_listener
-from bough.server.http_protocol import EXCHANGE_KEY, LEAST_BODY, HttpProtocol
+from bough.server.http_protocol import EXCHANGE_KEY, LEAST_BODY, MOST_HEADERS, MOST_PIPELINED, HttpProtocol
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Open = Callable[[], Awaitable[Client]]
 POST = b"POST /a%20b?c=d HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 LAST = b"Connection: close\r\n"
+CLOSE = b"connection: close\r\n"
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,6 +141,17 @@ def test_a_wish_for_another_protocol_is_passed_over() -> None:
     wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
     raw = answers(echo, b"GET / HTTP/1.1\r\nHost: x\r\n" + wish + b"\r\n")
     assert body_of(raw) == b"GET /  " and b"connection: close" in raw
+    for framing, body in (
+        (b"Content-Length: 5\r\n", b"hello"),
+        (b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n0\r\n\r\n"),
+    ):
+        post = b"POST /a HTTP/1.1\r\nHost: x\r\n" + wish + framing + b"\r\n" + body  # as Java's client sends it
+        raw = answers(echo, post + post + POST.replace(b"Host", LAST + b"Host"))
+        assert raw.count(b"POST /a  hello") == 2 and raw.endswith(b"POST /a b c=d hello")
+        assert (
+            body_of(answers(echo, *(bytes([each]) for each in post.replace(b"Host", LAST + b"Host"))))
+            == b"POST /a  hello"
+        )
 
 
 @pytest.mark.parametrize(
@@ -160,6 +172,7 @@ ENDLESS = {
     "a path": b"GET /",
     "a header": HEAD + b"X: ",
     "headers": HEAD,
+    "short headers": HEAD + b"A:\r\n" * (MOST_HEADERS + 1),
     "what follows a body": HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n",
 }
 
@@ -298,6 +311,12 @@ def test_an_idle_connection_is_closed_unless_a_request_waits_to_be_read() -> Non
             return await reader.read()
 
     assert body_of(asyncio.run(play())) == b"POST /a b c=d hello"
+
+
+def test_requests_that_come_all_at_once_are_held_up_to_a_number_and_answered() -> None:
+    raw = answers(echo, b"GET / HTTP/1.1\r\n\r\n" * 1000)  # which one read takes
+    assert MOST_PIPELINED < raw.count(b" 200 OK\r\n") < 1000
+    assert raw.count(CLOSE) == 1 and raw.partition(CLOSE)[2].endswith(b"GET /  ")
 
 
 def test_nonsense_behind_a_request_costs_it_nothing() -> None:

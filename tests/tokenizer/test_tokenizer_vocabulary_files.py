@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from bough.core.errors import ModelError, RequestError
+from bough.tokenizer import vocabulary_files
 from bough.tokenizer.gguf_tokenizer import find_split_rule
 from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.load import load_tokenizer
@@ -122,6 +123,14 @@ def test_a_damaged_model_is_named(model: Path, damage: Callable[[bytes], bytes])
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(ModelError, match=r"tokenizer\.model is damaged or of an unknown form"):
         load_tokenizer(model)
+
+
+def test_numbers_and_tokens_have_an_end(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a number without end"):
+        list(vocabulary_files._fields(b"\xff" * 1000))
+    write_tiktoken(tmp_path, {b"a": 0, b"a" * 5000: 1})
+    with pytest.raises(ModelError, match="more than 4096 characters"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_model_of_words_is_refused(model: Path) -> None:
@@ -344,7 +353,10 @@ BAD_PATTERN = (
 )
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"config": {}}', '{"config": 1}', BAD_PATTERN])
+ENDLESS = BAD_PATTERN.replace("30", str(10**9)).replace('"("', '"."')
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"config": {}}', '{"config": 1}', BAD_PATTERN, ENDLESS])
 def test_a_damaged_tekken_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tekken.json").write_text(content)
     with pytest.raises(ModelError, match=r"tekken\.json is damaged or of an unknown form"):

@@ -27,6 +27,7 @@ from bough.speech.sound import FloatArray
 from bough.speech.transcriber import Segment, Task, Transcriber
 
 MAX_PARTS = 64  # of a form
+MAX_HEAD = 4096  # bytes of a part's headers that are read
 DECODERS = 4  # recordings that are decoded at the same time
 MOST_HELD = 4 * 3600 * SAMPLE_RATE  # samples of all recordings that are being heard: a gigabyte
 LOOK_S, GRACE_S = 0.1, 10.0
@@ -67,7 +68,7 @@ def read_form(content_type: str, body: bytes) -> dict[str, list[bytes]]:
         raise RequestError(f"The form is cut short, or has more than {MAX_PARTS} parts.", field="file")
     fields: dict[str, list[bytes]] = {}
     for head, _, content in (part.partition(b"\r\n\r\n") for part in parts[1:-1]):
-        if (name := NAME.search(head)) is not None:
+        if (name := NAME.search(head[:MAX_HEAD])) is not None:
             fields.setdefault(name[1].decode(errors="replace").removesuffix("[]"), []).append(content)
     return fields
 

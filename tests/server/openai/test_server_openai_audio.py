@@ -276,6 +276,9 @@ def test_forms_are_read_as_they_are_written() -> None:
     request = httpx.Request("POST", "http://x", files={name: ("n", value) for name, value in fields.items()})
     form = read_form(request.headers["content-type"], request.read())
     assert form == {"a": [fields["a"]], "b": [fields["b[]"]], "file": [fields["file"]]}
+    for padding, found in ((100, {"a": [b"1"]}), (5000, {})):  # headers of 64 MiB would be searched for ten seconds
+        head = b"X: " + b"a" * padding + b'\r\nContent-Disposition: form-data; name="a"'
+        assert read_form("multipart/form-data; boundary=x", b"--x\r\n" + head + b"\r\n\r\n1\r\n--x--") == found
 
 
 def test_recordings_wait_until_others_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:

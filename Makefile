@@ -18,6 +18,7 @@ install: $(STAMP)
 # torch first and pinned: left to itself, pip would fetch the newest build with its CUDA libraries. Ray without bytecode:
 # pip would compile thousands of files, of which the tests import few, for longer than all its other work on Ray takes.
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-compile ray

@@ -31,9 +31,7 @@ class GatewaySettings(EdgeSettings):
         "key that the gateway sends to workers without a key of their own: those of --worker-urls, --launch, the "
         "configuration file and --service-discovery, never one that was added over HTTP",
     )
-    kv_events_key_file: str | None = setting(
-        None, "key file for workers that encrypt their cache events; for the policy kv_events"
-    )
+    kv_events_key_file: str | None = setting(None, "key file of workers that encrypt cache events (policy kv_events)")
     worker_urls: tuple[str, ...] = ()
     prefill: tuple[tuple[str, int], ...] = ()  # URLs and bootstrap ports of prefill engines
     config: str | None = None  # a YAML file; its values hold where no flag is given

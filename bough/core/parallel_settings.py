@@ -58,9 +58,7 @@ class ParallelSettings:
     simulate_tp: int = setting(
         1, "run one rank's share of this many, without the others: times and memory are right, outputs are not", low=1
     )
-    check_ranks: bool = setting(
-        False, "compare page tables and sampled tokens of all ranks in every step, for debugging; slow"
-    )
+    check_ranks: bool = setting(False, "compare page tables and tokens of all ranks in every step, to debug")
 
     @property
     def counts_experts(self) -> bool:

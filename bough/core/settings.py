@@ -105,9 +105,7 @@ class ModelSettings:
         False, "return embeddings instead of text; always on for encoders, classifiers and sentence-transformers models"
     )
     json_model_override_args: str = setting("{}", "JSON object whose fields replace those of the model's config.json")
-    trust_remote_code: bool = setting(
-        False, "run the model's own Python code where its tokenizer cannot be loaded without it"
-    )
+    trust_remote_code: bool = setting(False, "run the model's own Python code if its tokenizer needs it")
     simulate_routing: str | None = setting(
         None, "for benchmarks with random weights: spread tokens evenly over experts", choices=("uniform",)
     )
@@ -126,15 +124,15 @@ class ModelSettings:
         "model", "source of sampling defaults: generation_config.json or OpenAI's", choices=("model", "openai")
     )
     random_seed: int | None = setting(None, "seed for requests without one; random when left out", low=0)
-    device: str = setting("auto", "what the model runs on", choices=("auto", "cpu", "cuda"))
+    device: str = setting(
+        "auto", "what the model runs on", choices=("auto", "cpu", "cuda"), instead={"gpu": "Use cuda."}
+    )
     attention_backend: str = setting("auto", "implementation of attention: torch, native on CPUs, triton on GPUs")
     prefill_attention_backend: str | None = setting(None, "--attention-backend for prompts, if different")
     decode_attention_backend: str | None = setting(None, "--attention-backend for decodes, if different")
     disable_cuda_graph: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
     cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
-    enable_deterministic_inference: bool = setting(
-        False, "the same request gives bit-identical output in any batch, cached or not"
-    )
+    enable_deterministic_inference: bool = setting(False, "outputs are bit-identical in any batch, cached or not")
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
     cpu_instruction_set: str = setting(
         "auto",
@@ -166,16 +164,12 @@ class MemorySettings:
         "number format of cached keys and values; auto: the activations', or float16 if a CPU has quantised weights",
         choices=("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3"),
     )
-    quantization_param_path: str | None = setting(
-        None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
-    )
+    quantization_param_path: str | None = setting(None, "JSON file that replaces the scales of an fp8 KV cache")
     mm_cache_size_mb: int = setting(
         512, "MiB on the device for encoded images, video and sound, which are reused", low=0
     )
     disable_radix_cache: bool = setting(False, "do not share prefixes between requests")
-    enable_memory_saver: bool = setting(
-        False, "accepted for SGLang's users; memory can always be released (/release_memory_occupation)"
-    )
+    enable_memory_saver: bool = setting(False, "accepted for SGLang's users; memory can always be released")
     kv_events_config: str | None = setting(
         None, 'publish cache events; a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}'
     )
@@ -261,16 +255,12 @@ class SchedulerSettings:
         choices=("xgrammar", "llguidance", "outlines-core", "outlines", "none"),
     )
     grammar_timeout_s: float = setting(10.0, "a request whose grammar takes longer to compile is refused", low=0.1)
-    grammar_any_whitespace: bool = setting(
-        False, "allow any whitespace in JSON, not only one space after each comma and colon"
-    )
+    grammar_any_whitespace: bool = setting(False, "allow any whitespace in JSON instead of the usual single spaces")
     enable_custom_logit_processor: bool = setting(
         False,
         "requests may contain code that changes their logits; it can do anything, so a server also needs --api-key",
     )
-    enable_return_hidden_states: bool = setting(
-        False, "requests may ask for the hidden states of their tokens (return_hidden_states)"
-    )
+    enable_return_hidden_states: bool = setting(False, "requests may ask for hidden states (return_hidden_states)")
     enable_return_routed_experts: bool = setting(
         False, "requests may ask for the experts of their tokens (return_routed_experts); on CPUs through torch"
     )
@@ -288,9 +278,7 @@ class SpeculativeSettings:
         "EAGLE3 heads on the model's hidden states, NEXTN the model's own layer for multi-token prediction",
         choices=("NGRAM", *DRAFT_MODELS),
     )
-    speculative_draft_model_path: str | None = setting(
-        None, "the smaller model or the EAGLE head, in the forms of --model-path"
-    )
+    speculative_draft_model_path: str | None = setting(None, "smaller model or EAGLE head, as for --model-path")
     speculative_num_steps: int | None = setting(
         None,
         "draft steps of a draft model: for chains one less than --speculative-num-draft-tokens, for trees their "
@@ -308,9 +296,7 @@ class SpeculativeSettings:
         low=2,
         high=64,
     )
-    speculative_adaptive: bool = setting(
-        True, "use only as many drafts as are expected to save time; otherwise as many as there are"
-    )
+    speculative_adaptive: bool = setting(True, "use only as many drafts as save time; otherwise all there are")
     speculative_ngram_max_trie_depth: int = setting(
         18, "most tokens at the end of a request that are compared with earlier text", low=2, high=64
     )

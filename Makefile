@@ -13,16 +13,22 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install $(PIP_FLAGS)
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install clients client client-tools ui docs wheel sbom audit image schemas demo serve ten-minutes test test-slow test-long check format clean
+.PHONY: install kernels clients client client-tools ui docs wheel sbom audit image schemas demo serve ten-minutes test test-slow test-long check format clean
 
 install: $(STAMP)
 
 # torch first and pinned: left to itself, pip would fetch the newest build with its CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Bough needs Python 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt torch
 	$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
+
+# Pip compiles the kernels at installation; after an update they are compiled anew, where there is a compiler.
+kernels: $(STAMP)
+	@$(BIN)/python -c 'import sys; from bough.native.library import find_library; sys.exit(find_library() is None)' \
+	|| $(BIN)/bough build-kernels || echo "no kernels: torch does their work, and their tests are skipped"
 
 # Clients of the server whose requirements clash with ours have an environment of their own. Where they cannot be had,
 # their tests are skipped and say so. SGLang's whole list of requirements is for its engine, not for its clients; its
@@ -83,10 +89,10 @@ image:
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-demo: $(STAMP)
+demo: kernels
 	$(BIN)/bough generate --temperature 0 --max-new-tokens 48 "The three primary colours are"
 
-serve: $(STAMP)
+serve: kernels
 	$(BIN)/bough serve
 
 # What a stranger does first, in a clone, with its times: needs git, make and Python, and Chromium for the page.
@@ -98,13 +104,13 @@ check: $(STAMP)
 	$(BIN)/ruff format --check bough tests tools examples
 	$(BIN)/mypy
 
-test: $(STAMP) clients schemas check
+test: kernels clients schemas check
 	$(PYTEST) -m "not slow and not long and not gpu"
 
-test-slow: $(STAMP) clients client-tools schemas
+test-slow: kernels clients client-tools schemas
 	$(PYTEST) -m "slow and not long and not gpu"
 
-test-long: $(STAMP) clients schemas
+test-long: kernels clients schemas
 	$(PYTEST) -m "long and not gpu"
 
 format: $(STAMP)

@@ -14,20 +14,20 @@ from bough.core.errors import SettingsError
 
 # Benchmarks of single parts: they live beside the tests and run in a checkout only.
 OF_PARTS = {
-    "perplexity": "what quantised weights cost in quality",
-    "lang": "programs, and what the interpreter costs",
-    "constrained": "what structured output costs",
-    "cpu": "this CPU, alone or beside llama.cpp",
-    "embeddings": "texts to vectors",
-    "gateway": "routing policies, and what the gateway costs",
-    "costs": "the cost model of splits beside what was measured",
-    "speculation": "what drafts are worth, on and off in turns",
-    "tiers": "what the host's memory is worth to long chats",
-    "restart": "what files are worth to an engine that starts again",
-    "pd": "prompts on an engine of their own beside one engine",
+    "perplexity": "the quality of quantised weights",
+    "lang": "the frontend language: overhead, gain from shared prefixes",
+    "constrained": "the cost of structured output",
+    "cpu": "this CPU, alone or compared with llama.cpp",
+    "embeddings": "the throughput of embeddings",
+    "gateway": "routing policies, and the gateway's overhead",
+    "costs": "the cost model of parallel engines compared with measurements",
+    "speculation": "speculative decoding on and off, in turns",
+    "tiers": "the gain from host memory for long chats",
+    "restart": "the gain from stored prefixes after a restart",
+    "pd": "prefill/decode disaggregation compared with one engine",
     "online": "the online loads W5 and W6 on any OpenAI server",
-    "edge": "what HTTP costs, without a model",
-    "page": "what an open page costs the engine",
+    "edge": "the overhead of HTTP, without a model",
+    "page": "the cost of an open web page",
     "tree": "the radix tree alone",
 }
 MENU = Menu(

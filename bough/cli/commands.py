@@ -42,7 +42,7 @@ class Menu:
         lines += [f"  {name:<{width}}{command.summary}" for name, command in self.commands.items()]
         lines += ["", "options:", f"  {'-h, --help':<{width}}show this page"]
         lines += [f"  {flag:<{width}}{text}" for flag, text in self.flags.items()]
-        return "\n".join([*lines, "", f"`{self.program} COMMAND --help` tells more about a command."])
+        return "\n".join([*lines, "", f"`{self.program} COMMAND --help` describes a command."])
 
     def _hint(self, word: str, known: Iterable[str]) -> str:
         return did_you_mean(word, known) or f" `{self.program} --help` lists them all."

@@ -32,7 +32,7 @@ from bough.executor import sizing
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
 from bough.executor.sizing import gib
 from bough.loader import catalogue
-from bough.loader.locate import REPOSITORY, ModelFiles, find_files, locate
+from bough.loader.locate import REPOSITORY, ModelFiles, find_files, locate, there
 from bough.native.library import instruction_sets, load_library, use_instruction_set
 from bough.version import __version__
 
@@ -304,7 +304,7 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
     assert model is not None
     if Path(model).name == "config.json":
         model = str(Path(model).expanduser().parent)
-    if Path(model).expanduser().exists() or not REPOSITORY.fullmatch(model):
+    if there(Path(model).expanduser().exists) or not REPOSITORY.fullmatch(model):
         return locate(model)  # or its error, which says what would be right
     from huggingface_hub import errors, snapshot_download
 
@@ -312,6 +312,8 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
         return locate(snapshot_download(model, revision=settings.model.revision, local_files_only=True))
     except errors.LocalEntryNotFoundError:
         return None
+    except errors.HFValidationError:
+        return locate(model)  # its error
 
 
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:

@@ -48,7 +48,7 @@ def add_engine_flags(
             section = parser.add_argument_group(group.capitalize(), getattr(Settings(), group).__doc__)
         for _, f in fields:
             add_setting(section, f, defaults.get(f.name, f.default))
-    section = parser.add_argument_group("Configuration", "Flags win over BOUGH_* variables, those over the file.")
+    section = parser.add_argument_group("Configuration", "Flags override BOUGH_* variables, which override the file.")
     section.add_argument("--config", metavar="FILE", help="YAML file with settings, by their names without the dashes")
 
 

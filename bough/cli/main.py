@@ -35,7 +35,7 @@ MENU = Menu(
         "replay": Command("send the requests of a crash dump again", "bough.cli.replay"),
         "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),
         "doctor": Command("what this machine offers, what would fit, what is missing", "bough.cli.doctor"),
-        "train-draft": Command("train a draft head that speeds a model up", "bough.cli.train_draft"),
+        "train-draft": Command("train an EAGLE-3 draft head for speculative decoding", "bough.cli.train_draft"),
         "build-kernels": Command("compile the CPU kernels with this machine's C compiler", "bough.cli.build_kernels"),
         "bench": Command("measure how fast the engine and its parts are", "bough.cli.bench"),
     },

@@ -61,10 +61,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    about = "Answers a file of requests in OpenAI's batch format; the same command again goes on where it stopped."
+    about = "Answers a file of requests in OpenAI's batch format; the same command again resumes."
     parser = Parser(program="bough run-batch", usage="-i IN.jsonl -o OUT.jsonl", about=about)
     parser.add_argument("-i", "--input-file", metavar="IN.jsonl", help="a request on each line")
-    parser.add_argument("-o", "--output-file", metavar="OUT.jsonl", help="an answer on each line, as they come")
+    parser.add_argument("-o", "--output-file", metavar="OUT.jsonl", help="one answer per line, in order of completion")
     parser.add_argument("--url", help="of a running server, such as http://127.0.0.1:30000; else one is started")
     parser.add_argument("--api-key", dest="key", metavar="KEY", help="the key that the server of --url asks for")
     parser.add_argument("--max-concurrency", type=int, default=CONCURRENCY, help="requests at a time")

@@ -24,16 +24,14 @@ class GatewaySettings(EdgeSettings):
 
     max_body_mb: int = setting(512, "largest request body, in MiB", low=1)
     admin_api_key: str | None = setting(
-        None, "key for the management routes; with client keys and without this one, management is refused"
+        None, "key for the management routes; without it, and with client keys, management is refused"
     )
     worker_api_key: str | None = setting(
         None,
-        "key that the gateway sends to workers that have none of their own: those of --worker-urls, --launch, the "
+        "key that the gateway sends to workers without a key of their own: those of --worker-urls, --launch, the "
         "configuration file and --service-discovery, never one that was added over HTTP",
     )
-    kv_events_key_file: str | None = setting(
-        None, "the `key_file` of workers whose cache events are closed to who does not hold it; policy kv_events"
-    )
+    kv_events_key_file: str | None = setting(None, "key file of workers that encrypt cache events (policy kv_events)")
     worker_urls: tuple[str, ...] = ()
     prefill: tuple[tuple[str, int], ...] = ()  # URLs and bootstrap ports of prefill engines
     config: str | None = None  # a YAML file; its values hold where no flag is given
@@ -45,61 +43,62 @@ class GatewaySettings(EdgeSettings):
     given: tuple[str, ...] = ()  # settings that flags or variables gave: they win over the file, also when it changes
     policy: str | None = setting(
         None,
-        "how a worker is chosen, for models without a policy of their own: random, round_robin, power_of_two, "
+        "how a worker is chosen for models without their own policy: random, round_robin, power_of_two, "
         "least_loaded, consistent_hashing, prefix_hash, cost, cache_aware or kv_events; cost when left out",
     )
-    pd_disaggregation: bool = setting(False, "prompts are computed by the engines of --prefill, answers by --decode")
-    prefill_policy: str | None = setting(None, "how a prefill engine is chosen; as --policy when left out")
-    decode_policy: str | None = setting(None, "the --policy for decode engines")
-    launch: int = setting(0, "start this many engines on this machine; flags after -- are theirs", low=0)
-    processes: int = setting(1, "processes that serve on the one port", low=1, high=64)
-    service_discovery: bool = setting(False, "take Kubernetes pods with the labels of --selector as workers")
+    pd_disaggregation: bool = setting(False, "compute prompts on --prefill engines, answers on --decode engines")
+    prefill_policy: str | None = setting(None, "--policy for prefill engines; the same when left out")
+    decode_policy: str | None = setting(None, "--policy for decode engines; the same when left out")
+    launch: int = setting(0, "start this many engines on this machine; flags after -- are passed to them", low=0)
+    processes: int = setting(1, "gateway processes that share the port", low=1, high=64)
+    service_discovery: bool = setting(False, "use Kubernetes pods with the labels of --selector as workers")
     service_discovery_port: int = setting(30000, "port of the engines in those pods", low=1, high=65535)
     service_discovery_namespace: str | None = setting(None, "namespace of those pods; all namespaces when left out")
-    grpc_port: int | None = setting(None, "port of the gRPC front; none when left out", low=0, high=65535)
-    max_concurrent_requests: int = setting(UNLIMITED, "requests at workers at once; -1 for any number", low=-1)
-    max_concurrent_per_worker: int = setting(UNLIMITED, "requests at one worker at once; -1 for any number", low=-1)
-    queue_size: int = setting(100, "requests that may wait for their turn; one more is refused with 429", low=0)
-    queue_timeout_secs: float = setting(60.0, "a request that waits longer for its turn gets 408", low=0.0)
+    grpc_port: int | None = setting(None, "port of the gRPC API; none when left out", low=0, high=65535)
+    max_concurrent_requests: int = setting(UNLIMITED, "most requests at all workers together; -1: unlimited", low=-1)
+    max_concurrent_per_worker: int = setting(UNLIMITED, "most requests at one worker; -1: unlimited", low=-1)
+    queue_size: int = setting(100, "most requests in the queue; one more is refused with 429", low=0)
+    queue_timeout_secs: float = setting(60.0, "a request that waits longer in the queue gets 408", low=0.0)
     rate_limit_rps: float | None = setting(
-        None, "requests per second, over all clients; any number if absent", low=0.001
+        None, "requests per second, over all clients; unlimited when left out", low=0.001
     )
     rate_limit_burst: float | None = setting(
-        None, "requests that may come at once after a quiet while; as many as --rate-limit-rps when left out", low=1.0
+        None, "size of a burst after a quiet period; as --rate-limit-rps when left out", low=1.0
     )
     request_timeout_secs: float = setting(1800.0, "a request that takes longer ends with 504", low=0.0)
     attempt_timeout_secs: float | None = setting(
         None,
-        "an answer that is not whole by then, or a stream not begun, is asked of another worker; off if absent",
+        "after this time without a complete answer, or without the beginning of a stream, another worker is tried; "
+        "off when left out",
         low=0.001,
     )
     hedge_after_secs: float | None = setting(
-        None, "when no answer has begun by then, a second worker is asked as well; the first answer counts", low=0.001
+        None, "if no answer has begun by then, a second worker is asked too; off when left out", low=0.001
     )
-    retry_max_retries: int = setting(5, "further attempts for a request whose answer has not begun", low=0)
-    retry_initial_backoff_ms: float = setting(50.0, "pause before the first of them", low=0.0)
-    retry_max_backoff_ms: float = setting(30_000.0, "longest pause", low=0.0)
-    retry_backoff_multiplier: float = setting(1.5, "how much longer each pause is than the one before", low=1.0)
-    retry_jitter_factor: float = setting(0.2, "share by which a pause may be longer or shorter", low=0.0, high=1.0)
+    retry_max_retries: int = setting(5, "most retries of a request whose answer has not begun", low=0)
+    retry_initial_backoff_ms: float = setting(50.0, "pause before the first retry", low=0.0)
+    retry_max_backoff_ms: float = setting(30_000.0, "longest pause between retries", low=0.0)
+    retry_backoff_multiplier: float = setting(1.5, "factor between one pause and the next", low=1.0)
+    retry_jitter_factor: float = setting(0.2, "share by which a pause is randomly longer or shorter", low=0.0, high=1.0)
     retry_budget_ratio: float = setting(
-        0.2, "further attempts allowed per request on average, beside a few; no storm of retries", low=0.0
+        0.2, "retries per request on average, beyond a few; prevents retry storms", low=0.0
     )
     cb_failure_threshold: int = setting(10, "failures in a row that open a worker's circuit breaker", low=1)
-    cb_success_threshold: int = setting(3, "successes that close it again", low=1)
+    cb_success_threshold: int = setting(3, "successes that close it", low=1)
     cb_timeout_duration_secs: float = setting(60.0, "how long it stays open before a request is tried", low=0.0)
-    cb_window_duration_secs: float = setting(120.0, "failures further apart than this do not add up", low=0.0)
+    cb_window_duration_secs: float = setting(120.0, "failures further apart than this are not added up", low=0.0)
     health_check_interval_secs: float = setting(60.0, "time between two checks of a worker in rotation", low=0.01)
-    health_check_timeout_secs: float = setting(5.0, "a check without an answer by then has failed", low=0.01)
+    health_check_timeout_secs: float = setting(5.0, "a check without an answer after this time has failed", low=0.01)
     health_failure_threshold: int = setting(3, "failed checks in a row that take a worker out of rotation", low=1)
-    health_success_threshold: int = setting(2, "passed checks in a row that bring it in again", low=1)
+    health_success_threshold: int = setting(2, "successful checks in a row that bring it back", low=1)
     worker_startup_timeout_secs: float = setting(
-        1800.0, "an engine of --launch that is not ready by then is ended and started again", low=1.0
+        1800.0, "an engine of --launch that is not ready after this time is restarted", low=1.0
     )
-    drain_timeout_s: float = setting(180.0, "how long requests may go on when the gateway is told to stop", low=0.0)
+    drain_timeout_s: float = setting(180.0, "how long running requests may take after SIGTERM", low=0.0)
     otlp_endpoint: str | None = setting(
         None, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of each request; needs bough[otel]"
     )
-    access_log: bool = setting(False, "a line of JSON on standard error for each request")
+    access_log: bool = setting(False, "write a JSON line to standard error for each request")
     log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
 
     @property

@@ -76,18 +76,18 @@ class ModelSettings:
     model_shape: str | None = setting(
         None, "shape of a public model, served with random weights and no checkpoint", choices=MODEL_SHAPES
     )
-    tokenizer_path: str | None = setting(None, "folder of another tokenizer than the model's own")
-    served_model_name: str | None = setting(None, "name that the engine gives itself; the model's own when left out")
+    tokenizer_path: str | None = setting(None, "folder of the tokenizer, if it is not the model's own")
+    served_model_name: str | None = setting(None, "name of the model in the API; the model's own when left out")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face repository")
     model_impl: str = setting(
         "auto",
-        "whose modules compute: bough's own (sglang means the same) or those of transformers, which are slower; auto "
-        "takes the latter for models that bough has no file for",
+        "implementation of the model: bough's (sglang is the same) or that of transformers, which is slower; auto "
+        "uses the latter for models that bough does not implement",
         choices=("auto", "bough", "sglang", "transformers"),
     )
     load_format: str = setting(
         "auto",
-        "what the weights are read from; mistral is consolidated.safetensors with params.json, dummy makes random ones",
+        "format of the weight files; mistral is consolidated.safetensors with params.json, dummy makes random weights",
         choices=LOAD_FORMATS,
         instead=LOAD_INSTEAD,
     )
@@ -102,43 +102,41 @@ class ModelSettings:
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
     )
     is_embedding: bool = setting(
-        False, "give vectors instead of text; encoders, classifiers and models of sentence-transformers do so anyway"
+        False, "return embeddings instead of text; always on for encoders, classifiers and sentence-transformers models"
     )
-    json_model_override_args: str = setting("{}", "JSON object laid over the model's own config.json")
-    trust_remote_code: bool = setting(
-        False, "run code that the model's folder brings along for its tokenizer, where nothing else reads its files"
-    )
+    json_model_override_args: str = setting("{}", "JSON object whose fields replace those of the model's config.json")
+    trust_remote_code: bool = setting(False, "run the model's own Python code if its tokenizer needs it")
     simulate_routing: str | None = setting(
-        None, "for benchmarks with random weights: tokens choose their experts evenly", choices=("uniform",)
+        None, "for benchmarks with random weights: spread tokens evenly over experts", choices=("uniform",)
     )
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     default_chat_template_kwargs: str = setting(
-        "{}", "JSON object of variables for the chat template; those of a request's chat_template_kwargs win"
+        "{}", "JSON object of variables for the chat template; a request's chat_template_kwargs override them"
     )
     tool_call_parser: str | None = setting(
-        None, "format in which the model writes calls of tools; requests with tools need it", choices=TOOL_CALL_PARSERS
+        None, "format of the model's tool calls; needed for requests with tools", choices=TOOL_CALL_PARSERS
     )
     reasoning_parser: str | None = setting(
-        None, "format in which the model sets its thinking apart from its answer", choices=REASONING_PARSERS
+        None, "format of the model's reasoning, by which it is separated from the answer", choices=REASONING_PARSERS
     )
     sampling_defaults: str = setting(
-        "model", "where defaults of sampling come from: generation_config.json, or none", choices=("model", "openai")
+        "model", "source of sampling defaults: generation_config.json or OpenAI's", choices=("model", "openai")
     )
-    random_seed: int | None = setting(None, "seed for requests that give none; drawn at start when left out", low=0)
-    device: str = setting("auto", "what the model runs on", choices=("auto", "cpu", "cuda"))
+    random_seed: int | None = setting(None, "seed for requests without one; random when left out", low=0)
+    device: str = setting(
+        "auto", "what the model runs on", choices=("auto", "cpu", "cuda"), instead={"gpu": "Use cuda."}
+    )
     attention_backend: str = setting("auto", "implementation of attention: torch, native on CPUs, triton on GPUs")
-    prefill_attention_backend: str | None = setting(None, "implementation of attention for prompts, if another")
-    decode_attention_backend: str | None = setting(None, "implementation of attention for decodes, if another")
-    disable_cuda_graph: bool = setting(False, "launch every kernel of a step by itself")
+    prefill_attention_backend: str | None = setting(None, "--attention-backend for prompts, if different")
+    decode_attention_backend: str | None = setting(None, "--attention-backend for decodes, if different")
+    disable_cuda_graph: bool = setting(False, "launch every kernel by itself instead of replaying CUDA graphs")
     cuda_graph_max_bs_decode: int | None = setting(None, "largest decode batch with a CUDA graph", low=1)
-    enable_deterministic_inference: bool = setting(
-        False, "the same request gives the same bits in any batch, cached or not"
-    )
+    enable_deterministic_inference: bool = setting(False, "outputs are bit-identical in any batch, cached or not")
     cpu_threads: int | None = setting(None, "compute threads on a CPU; measured from the machine when left out", low=1)
     cpu_instruction_set: str = setting(
         "auto",
-        "instructions that the native CPU kernels may use; auto is all this CPU has",
+        "instruction set of the native CPU kernels; auto is the best that this CPU has",
         choices=("auto", "plain", "avx2", "avx512", "amx", "neon"),
     )
 
@@ -150,11 +148,11 @@ class MemorySettings:
     mem_fraction_static: float | None = setting(
         None, "share of a GPU's memory, or of a CPU's free memory, for weights and KV cache", low=0.01, high=1.0
     )
-    max_total_tokens: int | None = setting(None, "size of the KV cache in tokens, instead of measuring", low=1)
+    max_total_tokens: int | None = setting(None, "size of the KV cache in tokens; measured when left out", low=1)
     swa_full_tokens_ratio: float = setting(
         0.5,
-        "tokens of layers with a sliding window that the KV cache holds, for each token of full attention; lower for "
-        "long requests, higher for requests shorter than two windows",
+        "KV cache tokens of sliding-window layers, as a share of those of full attention; lower for long requests, "
+        "higher for requests shorter than two windows",
         low=0.01,
         high=1.0,
     )
@@ -163,32 +161,27 @@ class MemorySettings:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "number format of cached keys and values; auto is that of the activations, float16 beside quantised weights on "
-        "a CPU",
+        "number format of cached keys and values; auto: the activations', or float16 if a CPU has quantised weights",
         choices=("auto", "bf16", "bfloat16", "fp8_e5m2", "fp8_e4m3"),
     )
-    quantization_param_path: str | None = setting(
-        None, "JSON file with the scales of an fp8 KV cache, instead of the checkpoint's own"
-    )
+    quantization_param_path: str | None = setting(None, "JSON file that replaces the scales of an fp8 KV cache")
     mm_cache_size_mb: int = setting(
-        512, "MiB of what encoders made of images and the like that the device keeps for when they come again", low=0
+        512, "MiB on the device for encoded images, video and sound, which are reused", low=0
     )
-    disable_radix_cache: bool = setting(False, "share no prefixes between requests")
-    enable_memory_saver: bool = setting(
-        False, "accepted for SGLang's users; memory can always be released (/release_memory_occupation)"
-    )
+    disable_radix_cache: bool = setting(False, "do not share prefixes between requests")
+    enable_memory_saver: bool = setting(False, "accepted for SGLang's users; memory can always be released")
     kv_events_config: str | None = setting(
-        None, 'JSON object that turns on the publishing of cache events, such as {"endpoint": "tcp://127.0.0.1:5557"}'
+        None, 'publish cache events; a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}'
     )
-    radix_eviction_policy: str = setting("lru", "which cached prefix goes first", choices=EVICTION_POLICIES)
+    radix_eviction_policy: str = setting("lru", "which cached prefix is evicted first", choices=EVICTION_POLICIES)
     enable_hierarchical_cache: bool = setting(
-        False, "keep copies of cached prefixes in memory of the host, for when the KV cache has no room for them"
+        False, "also keep cached prefixes in host memory, so that evicted ones need not be computed again"
     )
-    hicache_ratio: float = setting(2.0, "size of that memory, as a multiple of the KV cache's", low=0.01)
-    hicache_size: float = setting(0.0, "its size in GB, for each replica, instead of a multiple", low=0.0)
+    hicache_ratio: float = setting(2.0, "size of the host cache, as a multiple of the KV cache", low=0.01)
+    hicache_size: float = setting(0.0, "size of the host cache in GB per replica, instead of --hicache-ratio", low=0.0)
     hicache_write_policy: str = setting(
         "write_through",
-        "when prefixes are copied there: at once, when they have been found again, or when they leave the KV cache",
+        "when prefixes are copied to the host: at once, after their first cache hit, or when they are evicted",
         choices=WRITE_POLICIES,
     )
     hicache_io_backend: str = setting(
@@ -201,7 +194,7 @@ class MemorySettings:
     )
     hicache_storage_backend: str | None = setting(
         None,
-        "keep cached prefixes also in files, with `bough store`, Redis or Mooncake, where they outlive the engine",
+        "also keep cached prefixes in files, `bough store`, Redis or Mooncake, where they survive a restart",
         choices=("file", "memory", "redis", "mooncake"),
         instead={
             "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file."
@@ -209,7 +202,7 @@ class MemorySettings:
     )
     hicache_storage_prefetch_policy: str = setting(
         "timeout",
-        "how long a request waits for what is stored of its prompt: for a while, until its turn, or for all of it",
+        "how long a request waits for stored pages of its prompt: a limited time, until its turn, or for all",
         choices=("timeout", "best_effort", "wait_complete"),
     )
     hicache_storage_backend_extra_config: str | None = setting(
@@ -225,11 +218,11 @@ class SchedulerSettings:
     max_queued_requests: int | None = setting(None, "most requests waiting; one more is refused", low=0)
     chunked_prefill_size: int | None = setting(
         None,
-        "most tokens computed in one step; longer prompts go in chunks; -1: as long as --max-prefill-tokens allows",
+        "most tokens in one step; longer prompts are split into chunks; -1: only --max-prefill-tokens limits them",
         low=-1,
     )
-    max_prefill_tokens: int = setting(16384, "most prompt tokens in one step, whatever the chunk", low=1)
-    enable_mixed_chunk: bool = setting(True, "decodes ride along with prefill chunks, so prompts never stall streams")
+    max_prefill_tokens: int = setting(16384, "most prompt tokens in one step, whatever the chunk size", low=1)
+    enable_mixed_chunk: bool = setting(True, "run decodes and prefill chunks in one step; prompts do not stall streams")
     schedule_policy: str = setting("fcfs", "order of the waiting queue", choices=SCHEDULE_POLICIES)
     schedule_conservativeness: float = setting(
         1.0, "above 1: expect longer outputs and admit fewer requests", low=0.0, high=10.0
@@ -241,86 +234,74 @@ class SchedulerSettings:
     )
     pp_max_micro_batch_size: int | None = setting(
         None,
-        "most rows that decode in one step of a pipeline; those that run, divided by its stages, when left out",
+        "most requests that decode in one step of a pipeline; the running requests divided by the stages when left out",
         low=1,
     )
-    disable_overlap_schedule: bool = setting(False, "commit each step before the next is launched")
-    disable_tree_attention: bool = setting(
-        False, "read a prefix that running requests share once for each of them, not once for all"
-    )
+    disable_overlap_schedule: bool = setting(False, "finish each step before the next is launched")
+    disable_tree_attention: bool = setting(False, "read a shared prefix once for each request instead of once for all")
     waiting_timeout_s: float | None = setting(None, "a request that waits longer ends with an error", low=0.0)
     running_timeout_s: float | None = setting(None, "a request that runs longer ends with an error", low=0.0)
-    allow_auto_truncate: bool = setting(False, "cut too long prompts and token limits instead of refusing them")
+    allow_auto_truncate: bool = setting(False, "cut prompts and limits that are too long instead of refusing them")
     stream_gap_target_ms: float = setting(
         40.0,
-        "while streams run, prompts are cut so that a step takes about this long, half as long again while requests "
-        "wait for over a second; 0: never",
+        "while streams run, prompts are split so that a step takes about this long, 1.5 times as long while a "
+        "request has waited for over a second; 0: not limited",
         low=0.0,
     )
-    stream_interval: int = setting(1, "tokens between two pieces of a stream", low=1)
+    stream_interval: int = setting(1, "tokens in one event of a stream", low=1)
     grammar_backend: str = setting(
         "xgrammar",
-        "what turns schemas, regexes and grammars into masks of tokens; with none, requests that have one are refused",
+        "library that compiles schemas, regexes and grammars to token masks; none: such requests are refused",
         choices=("xgrammar", "llguidance", "outlines-core", "outlines", "none"),
     )
-    grammar_timeout_s: float = setting(
-        10.0, "a grammar that takes longer to compile is refused, its request alone", low=0.1
-    )
-    grammar_any_whitespace: bool = setting(
-        False, "JSON may be written with any blanks, not only one after each comma and colon"
-    )
+    grammar_timeout_s: float = setting(10.0, "a request whose grammar takes longer to compile is refused", low=0.1)
+    grammar_any_whitespace: bool = setting(False, "allow any whitespace in JSON instead of the usual single spaces")
     enable_custom_logit_processor: bool = setting(
         False,
-        "requests may bring code that changes their logits; it may do anything, so a server needs --api-key beside it",
+        "requests may contain code that changes their logits; it can do anything, so a server also needs --api-key",
     )
-    enable_return_hidden_states: bool = setting(
-        False, "requests may ask for the hidden states of their tokens (return_hidden_states)"
-    )
+    enable_return_hidden_states: bool = setting(False, "requests may ask for hidden states (return_hidden_states)")
     enable_return_routed_experts: bool = setting(
         False, "requests may ask for the experts of their tokens (return_routed_experts); on CPUs through torch"
     )
-    disable_jump_forward: bool = setting(False, "sample also the tokens that a grammar forces, one by one")
-    decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0 for none", low=0)
+    disable_jump_forward: bool = setting(False, "also sample the tokens that a grammar forces, one by one")
+    decode_log_interval: int = setting(40, "steps between two lines of the progress log; 0: no lines", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSettings:
-    """Several tokens of a request in one step: guesses (drafts), of which the model keeps what it would have said."""
+    """Speculative decoding: drafts of several tokens, which the model verifies in one step."""
 
     speculative_algorithm: str | None = setting(
         None,
-        "who guesses: NGRAM looks for what followed the same words before, STANDALONE is a smaller model, EAGLE and "
-        "EAGLE3 are heads that read the model's hidden states, NEXTN is the model's own layer for further tokens",
+        "source of drafts: NGRAM is text that followed the same words before, STANDALONE a smaller model, EAGLE and "
+        "EAGLE3 heads on the model's hidden states, NEXTN the model's own layer for multi-token prediction",
         choices=("NGRAM", *DRAFT_MODELS),
     )
-    speculative_draft_model_path: str | None = setting(
-        None, "the smaller model, or the EAGLE head: as --model-path names models"
-    )
+    speculative_draft_model_path: str | None = setting(None, "smaller model or EAGLE head, as for --model-path")
     speculative_num_steps: int | None = setting(
         None,
-        "drafts that a draft model makes one after the other: of a chain one less than the tokens of a step, of a tree "
-        f"its depth, {TREE_STEPS} when left out",
+        "draft steps of a draft model: for chains one less than --speculative-num-draft-tokens, for trees their "
+        f"depth ({TREE_STEPS}) when left out",
         low=1,
         high=63,
     )
     speculative_eagle_topk: int | None = setting(
-        None, "drafts that a draft model makes for each place: 1 makes chains, more make trees", low=1, high=16
+        None, "candidates of a draft model for each position: 1 makes chains, more make trees", low=1, high=16
     )
     speculative_num_draft_tokens: int | None = setting(
         None,
-        f"most tokens of a request in one step: its last one and the drafts behind it; {NGRAM_TOKENS} when left out, "
-        f"{MODEL_TOKENS} with a draft model, {TREE_TOKENS} of a tree",
+        f"most tokens of a request in one step, its last token and the drafts after it; when left out {NGRAM_TOKENS}, "
+        f"with a draft model {MODEL_TOKENS}, with trees {TREE_TOKENS}",
         low=2,
         high=64,
     )
-    speculative_adaptive: bool = setting(
-        True, "only as many drafts as make the step worth its time; otherwise as many as there are"
-    )
+    speculative_adaptive: bool = setting(True, "use only as many drafts as save time; otherwise all there are")
     speculative_ngram_max_trie_depth: int = setting(
-        18, "most tokens at the end of a request that are compared with earlier ones", low=2, high=64
+        18, "most tokens at the end of a request that are compared with earlier text", low=2, high=64
     )
     speculative_ngram_capacity: int = setting(
-        65536, "tokens of ended requests that are searched besides the request's own; 0: none", low=0
+        65536, "tokens of finished requests that are searched besides the request's own; 0: none", low=0
     )
 
     @property
@@ -353,18 +334,18 @@ class SpeculativeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """LoRA adapters, which change the model for the requests that choose them."""
+    """LoRA adapters, which requests select by name."""
 
     enable_lora: bool = setting(False, "serve adapters, those of --lora-paths and those that are loaded later")
     lora_paths: str | None = setting(
         None, 'adapters to begin with: NAME=PATH, PATH, or {"lora_name", "lora_path", "pinned"} as JSON', many=True
     )
     max_loras_per_batch: int = setting(8, "most adapters that run at the same time; requests of others wait", low=1)
-    lora_resolver: str | None = setting(None, "folder where adapters that are not loaded are looked up by their names")
+    lora_resolver: str | None = setting(None, "folder in which adapters that are not loaded are found by name")
     lora_backend: str = setting(
         "csgmv", "accepted for SGLang's users; there is one way", choices=("triton", "csgmv", "ascend", "torch_native")
     )
-    lora_eviction_policy: str = setting("lru", "whose slot goes: used longest ago or first in", choices=("lru", "fifo"))
+    lora_eviction_policy: str = setting("lru", "slot to reuse: least recently used or oldest", choices=("lru", "fifo"))
     max_loaded_loras: int | None = setting(None, "most adapters in memory; one more is refused", low=1)
     max_lora_rank: int | None = setting(
         None, "largest rank of an adapter, for which a GPU keeps memory; else 256, and memory for 16", low=1, high=256
@@ -376,25 +357,26 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSettings:
-    """Images, video and sound in prompts, of models that take them."""
+    """Images, video and sound in prompts, for models that accept them."""
 
-    enable_multimodal: bool = setting(True, "load what a model has for images, video and sound beside its text")
+    enable_multimodal: bool = setting(True, "load the model's encoders for images, video and sound")
     limit_mm_data_per_request: str = setting(
-        "{}", 'most items of each kind in one prompt, as JSON such as {"image": 4}; 64 images, 4 clips, 16 recordings'
+        "{}",
+        'most items of each kind in a prompt, as JSON such as {"image": 4}; else 64 images, 4 clips, 16 recordings',
     )
     mm_process_config: str = setting(
-        "{}", 'options of preparation by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}'
+        "{}", 'preprocessing options by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}'
     )
-    mm_processor_worker_num: int = setting(2, "processes that decode and prepare media", low=1, high=64)
-    mm_preprocess_cache_size_mb: int = setting(512, "MiB of prepared media that are kept for the next request", low=0)
-    mm_max_item_mb: int = setting(64, "largest image, clip or recording, in MiB, as it comes", low=1)
-    mm_max_pixels: int = setting(64_000_000, "most pixels of an image, or of a frame, before it is made smaller", low=1)
+    mm_processor_worker_num: int = setting(2, "processes that decode and preprocess media", low=1, high=64)
+    mm_preprocess_cache_size_mb: int = setting(512, "MiB of preprocessed media that are kept for reuse", low=0)
+    mm_max_item_mb: int = setting(64, "largest image, clip or recording as received, in MiB", low=1)
+    mm_max_pixels: int = setting(64_000_000, "images and frames with more pixels are scaled down", low=1)
     mm_max_seconds: float = setting(600.0, "longest clip or recording", low=0.1)
-    mm_timeout_s: float = setting(60.0, "most seconds for fetching, and then for preparing, one item", low=0.1)
+    mm_timeout_s: float = setting(60.0, "most seconds for fetching, and again for preprocessing, one item", low=0.1)
     allowed_media_domains: str | None = setting(
-        None, "hosts that media are fetched from, separated by commas, and no others; these may have private addresses"
+        None, "the only hosts from which media are fetched, separated by commas; these may have private addresses"
     )
-    allowed_local_media_path: str | None = setting(None, "folder below which requests may name files")
+    allowed_local_media_path: str | None = setting(None, "folder from which requests may read media files")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,8 +385,8 @@ class ProcessSettings:
 
     log_level: str = setting("info", "what is logged", choices=("debug", "info", "warning", "error"))
     start_timeout_s: float = setting(1800.0, "an engine that is not ready by then is ended", low=1.0)
-    enable_step_trace: bool = setting(False, "write when the loop and the device did what, for Perfetto to show")
-    step_trace_path: str | None = setting(None, "file that the step trace goes to; one in BOUGH_HOME when left out")
+    enable_step_trace: bool = setting(False, "write a Perfetto trace of the scheduler loop and the device")
+    step_trace_path: str | None = setting(None, "file of the step trace; one in BOUGH_HOME when left out")
 
 
 # Settings of the scheduler that can change while it runs (/set_internal_state).

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +72,9 @@ def locate(
         return ModelFiles(name=entry.name, folder=path.parent, gguf=path)
     assert model is not None
     path = Path(model).expanduser()
-    if path.is_dir():
+    if there(path.is_dir):
         return _in_folder(path, path.resolve().name, load_format)
-    if path.is_file():
+    if there(path.is_file):
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; give a .gguf file or the folder that holds the model.")
         return ModelFiles(name=path.stem, folder=path.parent, gguf=path)
@@ -145,10 +146,15 @@ def _safetensors_in(folder: Path) -> tuple[Path, ...]:
 
 
 def _if_file(path: Path) -> Path | None:
+    return path if there(path.is_file) else None
+
+
+def there(check: Callable[[], bool]) -> bool:
+    """What a check of a path says, also of a name that no file can have."""
     try:
-        return path if path.is_file() else None
-    except OSError:  # a name that no file can have
-        return None
+        return check()
+    except OSError:
+        return False
 
 
 def _download_repository(repository: str, revision: str | None, code: bool, *, mistral: bool) -> Path:

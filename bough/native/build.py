@@ -20,7 +20,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 COMMON = (
     "-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wall",
-    "-pthread",
+    "-pthread", "-include", str(SOURCES / "glibc.h"),
 )  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512")

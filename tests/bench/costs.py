@@ -1,7 +1,7 @@
-"""The model of a step's cost beside what was measured on one H200 (docs/performance.md).
+"""The model of a step's cost compared with measurements on one H200 (docs/performance.md).
 
-`bough bench costs` runs it in a checkout. Each load is dealt to steps as
-the scheduler does, and the modelled times of the steps are added up.
+`bough bench costs` runs it in a checkout. Each load is divided into steps as the
+scheduler does, and the modelled times of the steps are added up.
 """
 
 from __future__ import annotations

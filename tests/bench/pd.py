@@ -1,11 +1,11 @@
-"""Prompts on an engine of their own: short chats with long prompts among them, at one engine and at a pair, in turns.
+"""Prefill/decode disaggregation: short chats and some long prompts, on one engine and on a pair, in turns.
 
-`bough bench pd` runs it in a checkout. All engines live side by side and get the same flags, but on CPUs the threads of
-the one engine are halved between the two of the pair. Requests arrive by Poisson; every eighth prompt is long. What
-counts is the p99 of the gaps between the tokens of all streams. Figures of both sides come from one run, and each is
-that of the better round. Then the transfer alone: a long prompt that the prefill engine has cached goes to a decode
-engine that has not, and the time to its first token, less that of the prefill engine itself, is the transfer's, unless
-other load of the machine has hidden it. The limit beside it is how fast this machine copies as many bytes in memory.
+`bough bench pd` runs it in a checkout. All engines run side by side with the same flags, but on CPUs each engine of the
+pair has half the threads of the single engine. Requests arrive by Poisson; every eighth prompt is long. The main figure
+is the p99 of the gaps between tokens of all streams, from the better round of each side. Then the transfer alone: a
+long prompt that the prefill engine has cached goes to a decode engine that has not. The transfer's time is the time to
+first token there, less that of the prefill engine itself; other load of the machine can hide it. The limit printed
+beside it is how fast this machine copies as many bytes in memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What files are worth to a server that starts again: the first tokens of known conversations, of three kinds.
+"""Time to first token of known conversations after a restart, with the prefix cache in files.
 
 `bough bench restart` runs it in a checkout. One engine answers each conversation for the first time (cold), then a
-further question in each (never restarted). When all is in its files, another engine is started over them, and answers
-the same further questions (from disk). Both times a conversation is asked one after the other, so that a first token is
-no later than its prompt makes it. The operating system is told to forget the files before the second engine starts:
-else they come from its memory.
+further question in each (never restarted). Then a second engine starts with the files of the first and answers the same
+further questions (from disk). Conversations run one at a time, so that no prompt waits for another. The files are
+dropped from the operating system's page cache before the second engine starts, so that they are read from the disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What speculation is worth: the same requests with and without it, in turns.
+"""The gain from speculative decoding: the same requests with and without it, in turns.
 
-`bough bench speculation` runs it in a checkout. Three loads have answers that repeat their prompts (editing code,
-copying records, summing up), one has not (prose); temperature 0. The ratio is that of the times of both engines, each
-the better of its rounds.
+`bough bench speculation` runs it in a checkout. The answers of three loads repeat parts of their prompts (editing code,
+copying records, summarising), those of one do not (prose); temperature 0. The ratio compares the times of both engines,
+each in the better of its rounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the host's memory is worth: chats whose contexts do not fit the KV cache, with and without the tier, in turns.
+"""The gain from host memory: chats whose contexts exceed the KV cache, with and without the host cache, in turns.
 
-`bough bench tiers` runs it in a checkout. Each chat begins with a context of its own; all take their turns in the same
-order, so that each has lost its pages to the others when its next turn comes. Both engines live side by side, each with
-a KV cache that holds a share of the contexts. Every round begins with empty caches; a figure is that of the best round.
+`bough bench tiers` runs it in a checkout. Each chat begins with its own context; all take turns in the same order, so
+that the pages of a chat have been evicted when its next turn comes. Both engines run side by side, each with a KV cache
+for a share of the contexts. Every round begins with empty caches; a figure is that of the best round.
 """
 
 from __future__ import annotations

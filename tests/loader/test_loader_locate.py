@@ -130,7 +130,9 @@ def test_things_that_are_no_model(tmp_path: Path) -> None:
         locate(str(tmp_path / "weights.bin"))
 
 
-@pytest.mark.parametrize("name", ["smolm2", "./missing/model", "/missing/model.gguf", "missing/model.gguf", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["smolm2", "./missing/model", "/missing/model.gguf", "missing/model.gguf", "a/b/c", "a" * 5000]
+)
 def test_unknown_model_says_what_was_tried(name: str) -> None:
     with pytest.raises(
         ModelError,

@@ -18,9 +18,11 @@ import pytest
 from packaging.tags import sys_tags
 
 from bough.native.build import compiler, library_name
+from bough.native.library import find_library
 from bough.version import __version__
 
 ROOT = Path(__file__).parents[2]
+TORCH_NEEDS = 28  # torch's wheels are manylinux_2_28
 needs_hatchling = pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not there")
 
 
@@ -41,6 +43,7 @@ def tag_of_symbols(wheel: Path, scratch: Path) -> str:
     listed = subprocess.check_output(["readelf", "--wide", "--version-info", "--dynamic", library], text=True)
     assert set(re.findall(r"NEEDED.*\[(.+)\]", listed)) <= {"libc.so.6", "libm.so.6", "libpthread.so.0"}
     newest = max((int(minor) for minor in re.findall(r"Name: GLIBC_2\.(\d+)", listed)), default=0)
+    assert newest <= TORCH_NEEDS
     machine = wheel.stem.partition("manylinux_")[2].split("_", 2)[2]
     assert f"-{machine}-" in name
     return f"manylinux_2_{max(17, newest)}_{machine}"
@@ -81,6 +84,14 @@ def test_the_tag_is_the_oldest_manylinux_with_all_that_the_library_needs(strings
     library = b"\x7fELF\0" + b"".join(word.encode() + b"\0" for word in strings.split())
     made = hook().platform_tag(library, "x86_64")
     assert made == tag or (made, tag) == (f"linux_{platform.machine()}", "linux_x86_64")
+
+
+def test_the_library_loads_wherever_torch_does() -> None:
+    library = find_library()
+    if library is None:
+        pytest.skip("the kernels are not compiled")
+    tag = hook().platform_tag(library.read_bytes(), platform.machine())
+    assert tag.startswith("manylinux_2_") and int(tag.split("_")[2]) <= TORCH_NEEDS
 
 
 @pytest.mark.slow

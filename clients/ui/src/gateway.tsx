@@ -1,10 +1,11 @@
 // The gateway's workers: state, breaker, load, how requests were spread, and why each went where it did.
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { json, messageOf } from "./api";
+import { useState } from "preact/hooks";
+import { json } from "./api";
 import { Figure } from "./charts";
 import { count, duration, percent } from "./format";
 import { usePages } from "./overview";
+import { usePolling } from "./polling";
 
 interface Worker {
   id: string;
@@ -51,34 +52,12 @@ export function Gateway(): VNode {
   const [workers, setWorkers] = useState<Worker[]>([]);
   const [policies, setPolicies] = useState<Policies | null>(null);
   const [routed, setRouted] = useState<Routed[]>([]);
-  const [problem, setProblem] = useState("");
   const [pages] = usePages();
-  useEffect(() => {
-    let refused = false; // asking again without a key would open the dialog again
-    const read = async (): Promise<void> => {
-      if (document.hidden || refused) return;
-      try {
-        setWorkers((await json<{ workers: Worker[] }>("/workers", { access: "admin" })).workers);
-        setPolicies(await json<Policies>("/policies", { access: "admin" }));
-        setRouted((await json<{ requests: Routed[] }>("/routing", { access: "admin" })).requests.reverse());
-        setProblem("");
-      } catch (error) {
-        refused = "wantsKey" in (error as object) && (error as { wantsKey: boolean }).wantsKey;
-        setProblem(messageOf(error));
-      }
-    };
-    const again = (): void => {
-      refused = false;
-      void read();
-    };
-    void read();
-    const timer = setInterval(() => void read(), 2000);
-    window.addEventListener("bough-keys", again);
-    return () => {
-      clearInterval(timer);
-      window.removeEventListener("bough-keys", again);
-    };
-  }, []);
+  const problem = usePolling(2000, async (signal) => {
+    setWorkers((await json<{ workers: Worker[] }>("/workers", { access: "admin", signal })).workers);
+    setPolicies(await json<Policies>("/policies", { access: "admin", signal }));
+    setRouted((await json<{ requests: Routed[] }>("/routing", { access: "admin", signal })).requests.reverse());
+  });
   const last = pages.at(-1);
   const prompts = last?.sum("prompt_tokens_total") ?? NaN;
   const sent = last?.sum("attempts_total") ?? NaN;

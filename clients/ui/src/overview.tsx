@@ -1,9 +1,10 @@
 // How busy the server is: its own /metrics, read every other second while this view is shown.
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { call, messageOf, ofGateway } from "./api";
+import { useState } from "preact/hooks";
+import { call, ofGateway } from "./api";
 import { Bars, Figure, Lines } from "./charts";
 import { count, percent } from "./format";
+import { usePolling } from "./polling";
 import { Page } from "./prometheus";
 
 const EVERY_MS = 2000;
@@ -11,22 +12,10 @@ const KEPT = 120; // pages: four minutes
 
 export function usePages(): [Page[], string] {
   const [pages, setPages] = useState<Page[]>([]);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    const read = async (): Promise<void> => {
-      if (document.hidden) return;
-      try {
-        const page = new Page(await (await call("/metrics")).text(), performance.now() / 1000);
-        setPages((before) => [...before, page].slice(-KEPT));
-        setProblem("");
-      } catch (error) {
-        setProblem(messageOf(error));
-      }
-    };
-    void read();
-    const timer = setInterval(() => void read(), EVERY_MS);
-    return () => clearInterval(timer);
-  }, []);
+  const problem = usePolling(EVERY_MS, async (signal) => {
+    const page = new Page(await (await call("/metrics", { signal })).text(), performance.now() / 1000);
+    setPages((before) => [...before, page].slice(-KEPT));
+  });
   return [pages, problem];
 }
 

@@ -1,8 +1,9 @@
 // Where time goes: each request from its arrival to its end, and the steps with what the CPU and the device did.
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, json, messageOf } from "./api";
+import { json } from "./api";
 import { count, duration, percent } from "./format";
+import { usePolling } from "./polling";
 import { type Answer, endOf, Recording, type Request, type Stage, type Step } from "./timeline";
 import type { Source } from "./worker";
 
@@ -29,7 +30,6 @@ const NUMBERED = "@";
 /** `rid` is the id of an answer whose request is to be shown, or the engine's number of a request. */
 export function Timelines({ rid, source }: { rid: string; source: Source }): VNode {
   const [replicas, setReplicas] = useState<Recording[]>([]);
-  const [problem, setProblem] = useState("");
   const [paused, setPaused] = useState(false);
   const [windowS, setWindowS] = useState(10);
   const [rank, setRank] = useState(0);
@@ -39,40 +39,17 @@ export function Timelines({ rid, source }: { rid: string; source: Source }): VNo
   const latest = useRef(replicas);
   latest.current = replicas;
 
-  useEffect(() => {
-    const stop = new AbortController();
-    let waitsForKey = false;
-    const read = async (): Promise<void> => {
-      if (document.hidden || waitsForKey || (held.current && latest.current.length)) return;
-      const since = Math.min(...latest.current.map((each) => each.since));
-      const from = (Number.isFinite(since) ? since : 0).toFixed(6);
-      const path = source.worker ? `/ui/timeline/${source.worker}/${from}` : `/ui/timeline?${new URLSearchParams({ since: from, rid })}`;
-      try {
-        const answer = await json<{ replicas: Answer[] }>(path, { access: source.access, signal: stop.signal });
-        const next = answer.replicas.map((each, index) => (latest.current[index] ?? new Recording()).with(each));
-        const home = next.findIndex((each) => foundIn(each, rid) !== null);
-        if (home >= 0) setRank(home);
-        setReplicas(next);
-        setProblem("");
-      } catch (error) {
-        if (stop.signal.aborted) return;
-        waitsForKey = error instanceof ApiError && error.wantsKey;
-        setProblem(messageOf(error));
-      }
-    };
-    const again = (): void => {
-      waitsForKey = false;
-      void read();
-    };
-    void read();
-    const timer = setInterval(() => void read(), EVERY_MS);
-    window.addEventListener("bough-keys", again);
-    return () => {
-      clearInterval(timer);
-      window.removeEventListener("bough-keys", again);
-      stop.abort();
-    };
-  }, [rid]);
+  const problem = usePolling(EVERY_MS, async (signal) => {
+    if (held.current && latest.current.length) return;
+    const since = Math.min(...latest.current.map((each) => each.since));
+    const from = (Number.isFinite(since) ? since : 0).toFixed(6);
+    const path = source.worker ? `/ui/timeline/${source.worker}/${from}` : `/ui/timeline?${new URLSearchParams({ since: from, rid })}`;
+    const answer = await json<{ replicas: Answer[] }>(path, { access: source.access, signal });
+    const next = answer.replicas.map((each, index) => (latest.current[index] ?? new Recording()).with(each));
+    const home = next.findIndex((each) => foundIn(each, rid) !== null);
+    if (home >= 0) setRank(home);
+    setReplicas(next);
+  }, rid);
   useEffect(() => setChosen(null), [rid]);
 
   const recording = replicas[Math.min(rank, replicas.length - 1)];

@@ -1,7 +1,8 @@
 // Whose tree and timelines are shown: a server shows its own, a gateway those of the worker that is chosen here.
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { type Access, ApiError, json, messageOf, ofGateway } from "./api";
+import { useState } from "preact/hooks";
+import { type Access, json, ofGateway } from "./api";
+import { usePolling } from "./polling";
 
 const EVERY_MS = 2000;
 
@@ -20,32 +21,10 @@ export function OfWorker({ show }: { show: (source: Source) => VNode }): VNode {
 
 function Chosen({ show }: { show: (source: Source) => VNode }): VNode {
   const [workers, setWorkers] = useState<{ id: string; url: string }[] | null>(null);
-  const [problem, setProblem] = useState("");
   const [chosen, setChosen] = useState(last);
-  useEffect(() => {
-    let refused = false; // asking again without a key would open the dialog again
-    const read = async (): Promise<void> => {
-      if (document.hidden || refused) return;
-      try {
-        setWorkers((await json<{ workers: { id: string; url: string }[] }>("/workers", { access: "admin" })).workers);
-        setProblem("");
-      } catch (error) {
-        refused = error instanceof ApiError && error.wantsKey;
-        setProblem(messageOf(error));
-      }
-    };
-    const again = (): void => {
-      refused = false;
-      void read();
-    };
-    void read();
-    const timer = setInterval(() => void read(), EVERY_MS);
-    window.addEventListener("bough-keys", again);
-    return () => {
-      clearInterval(timer);
-      window.removeEventListener("bough-keys", again);
-    };
-  }, []);
+  const problem = usePolling(EVERY_MS, async (signal) => {
+    setWorkers((await json<{ workers: { id: string; url: string }[] }>("/workers", { access: "admin", signal })).workers);
+  });
   const worker = workers?.find(({ id }) => id === chosen) ?? workers?.[0];
   return (
     <>

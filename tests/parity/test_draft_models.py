@@ -170,6 +170,24 @@ def test_a_target_as_its_own_draft_is_always_right(folders: dict[str, Path]) -> 
         assert drafting.held == drafting.proposed and drafting.verified == 6 * -(-29 // 6)
 
 
+@pytest.mark.parametrize("kind", ["itself", "EAGLE3"])
+def test_a_grammar_allows_what_it_does_without_drafts(kind: str, folders: dict[str, Path]) -> None:
+    folder, flags = flags_of(kind, folders)
+    wide = [[byte for byte in range(64) if byte % 4 != place % 4] for place in range(30)]
+    found = []
+    for more in ({}, flags):
+        with serving(folder, {"disable_jump_forward": True}, **more) as bench:
+            for handle, prompt in enumerate(prompts(4)):
+                sampling = {"temperature": 0.0} if handle % 2 else {"temperature": 0.8, "top_p": 0.9, "seed": 3}
+                bench.ask(handle, prompt, max_new_tokens=40, regex=grammar(wide), **sampling)
+            bench.run()
+            found.append((dict(bench.out.outputs), dict(bench.out.ended)))
+    assert found[0] == found[1]
+    drafting = bench.scheduler._planner.drafting
+    assert drafting.proposed > 2 * drafting.verified
+    assert kind != "itself" or drafting.held > 0.3 * drafting.verified
+
+
 def test_trees_hold_more_than_chains_of_their_depth_and_are_counted(folders: dict[str, Path]) -> None:
     """By a head that is seldom right: what it ranks second or third counts too."""
     folder, flags = flags_of("EAGLE", folders)

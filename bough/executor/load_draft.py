@@ -118,13 +118,17 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     """The draft model that the settings ask for, if they do; raises where it could not serve the target."""
     speculative = settings.speculative
     algorithm, path = speculative.speculative_algorithm, speculative.speculative_draft_model_path
+    asked = f"--speculative-algorithm {algorithm}"
     if not speculative.has_model:
         if path is not None:
             raise SettingsError("--speculative-draft-model-path needs --speculative-algorithm STANDALONE or EAGLE3.")
         if speculative.draft_levels:
             raise SettingsError("--speculative-eagle-topk needs a draft model: drafts of NGRAM are chains.")
+        if algorithm is not None and settings.parallel.pp_size > 1:
+            raise SettingsError(f"{asked}: stages of a pipeline verify no drafts; leave out --pp-size.")
+        if algorithm is None and (speculative.speculative_num_steps or speculative.speculative_num_draft_tokens):
+            raise SettingsError("--speculative-num-steps and -num-draft-tokens need --speculative-algorithm; add it.")
         return None
-    asked = f"--speculative-algorithm {algorithm}"
     if max(settings.parallel.pp_size, settings.parallel.groups, settings.parallel.simulate_tp) > 1:
         others = "--pp-size, --enable-dp-attention and --simulate-tp"
         raise SettingsError(f"{asked} does not go with {others}; leave them out.")

@@ -8,7 +8,6 @@ The host proposes while the row's last step is still in flight, and does not kno
 brings spare tokens, and the executor passes over as many as the row has got.
 """
 
-import logging
 import time
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
-
-log = logging.getLogger(__name__)
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
 VAIN = 0.01  # of a step's time that searches may take which find nothing
@@ -42,9 +39,6 @@ class Drafts:
 
 class Drafting:
     def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
-        if proposer is not None and limits.stages > 1:
-            log.warning("no speculation: stages of a pipeline do not go back behind a draft")
-            proposer = None
         self._table = table
         self._proposer = proposer
         self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)

@@ -22,6 +22,8 @@ from bough.core.pooling import ALL_STATES
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.drafter import Drafter, Guessed
+from bough.executor.load_draft import find_draft
+from bough.loader.config import read_config
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
@@ -421,6 +423,7 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
         ({"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "EAGLE3"}, "is an EAGLE head"),
         ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "EAGLE"}, "lacks"),
         ({"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 2}, "needs a draft model"),
+        ({"speculative_num_draft_tokens": 4}, "need --speculative-algorithm"),
         (
             {
                 "speculative_algorithm": "STANDALONE",
@@ -438,6 +441,14 @@ def test_what_cannot_be_is_refused(folders: dict[str, Path], flags: dict[str, An
     given = {**flags, "speculative_draft_model_path": str(folders.get(path, path))} if path else flags
     with pytest.raises(BoughError, match=text):
         build_executor(locate(str(folders["target"])), Settings.from_flat({**CPU, **given}))
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE3"])
+def test_pipelines_have_no_drafts(folders: dict[str, Path], algorithm: str) -> None:
+    files = locate(str(folders["target"]))
+    settings = Settings.from_flat({"speculative_algorithm": algorithm, "pp_size": 2})
+    with pytest.raises(SettingsError, match="--pp-size"):
+        find_draft(settings, files, read_config(files))
 
 
 def test_a_draft_model_is_not_served(folders: dict[str, Path]) -> None:

@@ -136,8 +136,13 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
         raise SettingsError("--speculative-eagle-topk: the model's recurrent layers follow chains of drafts, no trees.")
     if algorithm != "STANDALONE" and runs_transformers(target):
         raise SettingsError(f"{asked} reads hidden states of Bough's own layers, not of transformers' modules.")
-    if algorithm == "NEXTN":
-        return _own_layer(files, target, path, dummy=initial_format(settings) == "dummy")
+    own = path in (None, settings.model.model_path)
+    if algorithm == "NEXTN" or (algorithm == "EAGLE" and own):  # as SGLang has both
+        if not own:
+            raise SettingsError(
+                "NEXTN's layer is in the model's own checkpoint; leave out --speculative-draft-model-path."
+            )
+        return _own_layer(files, target, asked, dummy=initial_format(settings) == "dummy")
     if path is None:
         raise SettingsError(f"{asked} needs --speculative-draft-model-path.")
     files = locate(path)
@@ -176,16 +181,14 @@ def _head(files: ModelFiles, target: ModelConfig, third: bool) -> ModelConfig:
     return replace(config, draft=replace(draft, taps=taps))
 
 
-def _own_layer(files: ModelFiles, target: ModelConfig, path: str | None, *, dummy: bool) -> Draft:
-    if path is not None:
-        raise SettingsError("NEXTN's layer is in the model's own checkpoint; leave out --speculative-draft-model-path.")
+def _own_layer(files: ModelFiles, target: ModelConfig, asked: str, *, dummy: bool) -> Draft:
     config = next_token_config(target)
     assert config.draft is not None
     name = f"model.layers.{config.draft.layer}.eh_proj.weight"
     if not dummy and (files.gguf is not None or name not in open_source(files, config).names()):
         name = "mtp.fc.weight" if find_family(target.architecture).further_apart else name
         raise SettingsError(
-            f"--speculative-algorithm NEXTN: {files.name} has no layer that predicts further tokens ({name} in "
-            "safetensors); use another algorithm."
+            f"{asked}: {files.name} has no layer that predicts further tokens ({name} in safetensors); use another "
+            "algorithm, or name an EAGLE head with --speculative-draft-model-path."
         )
     return Draft(files, config)

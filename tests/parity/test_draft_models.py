@@ -418,6 +418,7 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
     [
         ({"speculative_algorithm": "EAGLE3"}, "EAGLE3 needs --speculative-draft-model-path"),
         ({"speculative_algorithm": "NEXTN"}, "has no layer that predicts further tokens"),
+        ({"speculative_algorithm": "EAGLE"}, "name an EAGLE head"),
         ({"speculative_algorithm": "NEXTN", "speculative_draft_model_path": "x"}, "model's own checkpoint"),
         ({"speculative_draft_model_path": "x"}, "needs --speculative-algorithm"),
         ({"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "EAGLE3"}, "is an EAGLE head"),
@@ -441,6 +442,16 @@ def test_what_cannot_be_is_refused(folders: dict[str, Path], flags: dict[str, An
     given = {**flags, "speculative_draft_model_path": str(folders.get(path, path))} if path else flags
     with pytest.raises(BoughError, match=text):
         build_executor(locate(str(folders["target"])), Settings.from_flat({**CPU, **given}))
+
+
+def test_eagle_without_a_head_is_the_models_own_layer(folders: dict[str, Path]) -> None:
+    """So SGLang's users ask for it; some name the model once more."""
+    path, found = str(folders["NEXTN"]), []
+    for named in ({}, {"speculative_draft_model_path": path}):
+        for algorithm in ("NEXTN", "EAGLE"):
+            settings = Settings.from_flat({"model_path": path, "speculative_algorithm": algorithm, **named})
+            found.append(find_draft(settings, locate(path), read_config(locate(path))))
+    assert found[0] is not None and all(each == found[0] for each in found)
 
 
 @pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE3"])

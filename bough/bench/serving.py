@@ -41,7 +41,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--port", type=int, default=30000)
     group.add_argument("--model", help="name to ask for; the first that the server lists when left out")
     group.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="OPENAI_API_KEY when left out")
-    group.add_argument("--extra-request-body", metavar="JSON", default="{}", help="fields that replace those of every request's body")
+    group.add_argument(
+        "--extra-request-body", metavar="JSON", default="{}", help="fields that replace those of every request's body"
+    )
     group.add_argument("--disable-stream", action="store_true", help="ask for whole answers")
     group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end where the model ends them")
     group.add_argument("--tokenizer", metavar="PATH", help="folder or GGUF file, for prompts of exact lengths")

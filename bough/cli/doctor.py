@@ -51,6 +51,7 @@ REMEDIES = {
     ),
 }
 SHOWN_SPLITS = 8
+TOO_LARGE = "choose a smaller model, free some memory, or add --plan to see on which GPUs it fits"
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -122,7 +123,8 @@ def _page(machine: Facts, use: Facts, fit: Fit, missing: Sequence[Finding]) -> I
     if fit.kv_tokens is not None and fit.context_length is not None:
         contexts = fit.kv_tokens / fit.context_length
         yield _line("room", f"{fit.kv_tokens:,} tokens, {contexts:.1f} times the context of {fit.context_length:,}")
-        yield _line("batch", f"{fit.kv_tokens // USUAL_TOKENS:,} requests of {USUAL_TOKENS:,} tokens at once")
+        usual = min(USUAL_TOKENS, fit.context_length)
+        yield _line("batch", f"{fit.kv_tokens // usual:,} requests of {usual:,} tokens at once")
     yield _line("why", fit.note)
     if fit.flags:
         yield _line("flags", fit.flags)
@@ -170,7 +172,9 @@ def _splits_table(found: Sequence[Outlook], typed: str) -> Iterator[str]:
     heads = ["tp", "pp", "dp", "ep", "attention groups", "weights, GiB", "KV, GiB", "KV tokens", "prompts, tok/s"]
     heads += [f"{pace.requests:,} at once: ms, tok/s" for pace in found[0].paces]
     yield f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
-    for each in found[:SHOWN_SPLITS]:
+    quickest = min(found, key=lambda each: each.paces[0].step_ms)
+    shown = found[:SHOWN_SPLITS]
+    for each in [*shown, *([quickest] if quickest not in shown else [])]:
         of = each.split
         cells = [*map(str, (of.tp, of.pp, of.replicas, of.ep, of.groups))]
         cells += [f"{nbytes / 2**30:.1f}" for nbytes in (each.weight_bytes, each.kv_bytes)]
@@ -178,7 +182,6 @@ def _splits_table(found: Sequence[Outlook], typed: str) -> Iterator[str]:
         cells += [f"{pace.step_ms:.2f}, {pace.tokens_per_s:,.0f}" for pace in each.paces]
         yield f"| {' | '.join(cells)} |"
     yield f"\n{len(found)} splits fit (--json has all); times are modelled, not measured. To type:"
-    quickest = min(found, key=lambda each: each.paces[0].step_ms)
     for name, best in (("most tokens per second", found[0]), ("quickest for one request", quickest)):
         times = f"  ({best.servers} times, behind `bough gateway`)" if best.servers > 1 else ""
         yield f"  {name + ':':<26}{typed} {best.flags}{times}"
@@ -344,7 +347,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
             note, context = f"only with {typed}: {other.note}", min(tokens, whole)
             told = msgspec.structs.replace(other, note=note, flags=typed, context_length=context)
             return told, [Finding(error is not None, what, f"add {typed}")]
-    return fit, [] if error is None else [Finding(True, str(error), "choose a smaller model, or free some memory")]
+    return fit, [] if error is None else [Finding(True, str(error), TOO_LARGE)]
 
 
 def _remedies(context: int, settings: Settings, torch: Any) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ class BatchPlan:
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """What the masked rows of a step may sample, in batch order: bit i % 32 of word i // 32 allows token i. A decode
-    with given drafts has a mask for its own token and one behind each draft."""
+    with drafts has a mask for its own token and one behind each draft."""
 
     words: IntArray  # [masked positions, mask_words(vocab_size)]
 
@@ -286,6 +286,10 @@ class Executor(Protocol):
 
     def launch(self, plan: BatchPlan) -> InFlight:
         """Returns at once; the step runs after all those launched before."""
+
+    def drafted(self, step: int) -> BatchPlan:
+        """The newest step launched, which has masked rows, with the drafts that the device makes for it as if they were
+        given. Waits for them."""
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         """Lets the newest step launched, which has masked rows, sample; comes once for each such step, before its

@@ -46,7 +46,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         return f.default if not optional else None
     meta = f.metadata
     if meta["choices"] == (f.default,) and value != f.default:
-        text = f"{f.name}: this engine does not have it yet; leave it out or at {f.default!r}, got {value!r}."
+        text = f"{f.name}: {meta['help']}; leave it out or at {f.default!r}, got {value!r}."
         raise SettingsError(text)
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

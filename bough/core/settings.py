@@ -48,7 +48,13 @@ DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose dr
 NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
 TREE_TOKENS, TREE_STEPS = 8, 5  # the same where drafts are a tree, and how many may follow each other
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
+CHAINS_ALONE = "accepted for SGLang's users; drafts of NGRAM are chains"
 DRAFTED_ROWS = 64  # a step of more rows has tokens enough to fill a device without drafts
+# What other engines are told of a quantised checkpoint.
+CHECKPOINT_SCHEMES = (
+    "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin", "modelopt",
+    "modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "w8a8_fp8", "w8a8_int8",
+)  # fmt: skip
 # Other names of settings, everywhere.
 ALIASES = {
     "model": "model_path",
@@ -97,6 +103,9 @@ class ModelSettings:
         "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU, int8 on "
         "a CPU, int4 on either",
         choices=("auto", "none", "fp8", "int8", "int4"),
+        instead=dict.fromkeys(
+            CHECKPOINT_SCHEMES, "The scheme of a quantised checkpoint is read from it; leave --quantization out."
+        ),
     )
     context_length: int | None = setting(
         None, "longest prompt + output, in tokens; the model's own when left out", low=1
@@ -303,6 +312,9 @@ class SpeculativeSettings:
     speculative_ngram_capacity: int = setting(
         65536, "tokens of finished requests that are searched besides the request's own; 0: none", low=0
     )
+    speculative_ngram_match_type: str = setting("BFS", CHAINS_ALONE, choices=("BFS", "PROB"))
+    speculative_ngram_min_bfs_breadth: int = setting(1, CHAINS_ALONE, low=1)
+    speculative_ngram_max_bfs_breadth: int = setting(10, CHAINS_ALONE, low=1)
 
     @property
     def has_model(self) -> bool:
@@ -389,12 +401,13 @@ class ProcessSettings:
     step_trace_path: str | None = setting(None, "file of the step trace; one in BOUGH_HOME when left out")
 
 
+LOSSY = "below 1.0 drafts change what is said, and here they never do"
 # Settings of the scheduler that can change while it runs (/set_internal_state).
 LIVE_SETTINGS = ("max_queued_requests", "waiting_timeout_s", "running_timeout_s", "decode_log_interval")
 
 
-def unbuilt(default: Any) -> Any:
-    return setting(default, "", choices=(default,))
+def unbuilt(default: Any, why: str = "this engine does not have it yet") -> Any:
+    return setting(default, why, choices=(default,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,6 +418,9 @@ class UnbuiltSettings:
     incremental_streaming_output: bool = unbuilt(False)
     pp_async_batch_depth: int = unbuilt(0)
     moe_runner_backend: str = unbuilt("auto")
+    speculative_accept_threshold_single: float = unbuilt(1.0, LOSSY)
+    speculative_accept_threshold_acc: float = unbuilt(1.0, LOSSY)
+    speculative_token_map: str | None = unbuilt(None, "the tokens of a draft vocabulary are read from the EAGLE-3 head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

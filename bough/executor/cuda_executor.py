@@ -229,6 +229,10 @@ class CudaExecutor:
         self._states.keep(plan)  # which only prompts ask for
         return running
 
+    def drafted(self, step: int) -> BatchPlan:
+        assert self._masked is not None and self._masked.plan.step == step
+        return self._masked.plan
+
     @torch.inference_mode()
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         if not self._samples:

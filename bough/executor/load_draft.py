@@ -118,13 +118,17 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     """The draft model that the settings ask for, if they do; raises where it could not serve the target."""
     speculative = settings.speculative
     algorithm, path = speculative.speculative_algorithm, speculative.speculative_draft_model_path
+    asked = f"--speculative-algorithm {algorithm}"
     if not speculative.has_model:
         if path is not None:
             raise SettingsError("--speculative-draft-model-path needs --speculative-algorithm STANDALONE or EAGLE3.")
         if speculative.draft_levels:
             raise SettingsError("--speculative-eagle-topk needs a draft model: drafts of NGRAM are chains.")
+        if algorithm is not None and settings.parallel.pp_size > 1:
+            raise SettingsError(f"{asked}: stages of a pipeline verify no drafts; leave out --pp-size.")
+        if algorithm is None and (speculative.speculative_num_steps or speculative.speculative_num_draft_tokens):
+            raise SettingsError("--speculative-num-steps and -num-draft-tokens need --speculative-algorithm; add it.")
         return None
-    asked = f"--speculative-algorithm {algorithm}"
     if max(settings.parallel.pp_size, settings.parallel.groups, settings.parallel.simulate_tp) > 1:
         others = "--pp-size, --enable-dp-attention and --simulate-tp"
         raise SettingsError(f"{asked} does not go with {others}; leave them out.")
@@ -132,8 +136,13 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
         raise SettingsError("--speculative-eagle-topk: the model's recurrent layers follow chains of drafts, no trees.")
     if algorithm != "STANDALONE" and runs_transformers(target):
         raise SettingsError(f"{asked} reads hidden states of Bough's own layers, not of transformers' modules.")
-    if algorithm == "NEXTN":
-        return _own_layer(files, target, path, dummy=initial_format(settings) == "dummy")
+    own = path in (None, settings.model.model_path)
+    if algorithm == "NEXTN" or (algorithm == "EAGLE" and own):  # as SGLang has both
+        if not own:
+            raise SettingsError(
+                "NEXTN's layer is in the model's own checkpoint; leave out --speculative-draft-model-path."
+            )
+        return _own_layer(files, target, asked, dummy=initial_format(settings) == "dummy")
     if path is None:
         raise SettingsError(f"{asked} needs --speculative-draft-model-path.")
     files = locate(path)
@@ -172,16 +181,14 @@ def _head(files: ModelFiles, target: ModelConfig, third: bool) -> ModelConfig:
     return replace(config, draft=replace(draft, taps=taps))
 
 
-def _own_layer(files: ModelFiles, target: ModelConfig, path: str | None, *, dummy: bool) -> Draft:
-    if path is not None:
-        raise SettingsError("NEXTN's layer is in the model's own checkpoint; leave out --speculative-draft-model-path.")
+def _own_layer(files: ModelFiles, target: ModelConfig, asked: str, *, dummy: bool) -> Draft:
     config = next_token_config(target)
     assert config.draft is not None
     name = f"model.layers.{config.draft.layer}.eh_proj.weight"
     if not dummy and (files.gguf is not None or name not in open_source(files, config).names()):
         name = "mtp.fc.weight" if find_family(target.architecture).further_apart else name
         raise SettingsError(
-            f"--speculative-algorithm NEXTN: {files.name} has no layer that predicts further tokens ({name} in "
-            "safetensors); use another algorithm."
+            f"{asked}: {files.name} has no layer that predicts further tokens ({name} in safetensors); use another "
+            "algorithm, or name an EAGLE head with --speculative-draft-model-path."
         )
     return Draft(files, config)

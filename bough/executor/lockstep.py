@@ -59,6 +59,9 @@ class LockstepExecutor:
         if self._command is not None and self._command.ready():
             self._launched, self._command = self._group.turns_taken, None
 
+    def drafted(self, step: int) -> BatchPlan:
+        return self._own.drafted(step)
+
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._own.supply_masks(step, masks)
 

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from bough.core.control import Command, CommandResult
-from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, RowSetup, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, BoolArray, FloatArray, Limits, RowSetup, StepResult
 from bough.executor.control import ModelControl
 from bough.executor.encoder import Encoder
 from bough.executor.layout import LongArray, StepLayout, has_drafts, sampled_tokens
 from bough.executor.native_sampling import NativeSampler
 from bough.executor.native_tapes import NativeTapes
 from bough.executor.pooling import Pooler
+from bough.executor.threaded import StepMasks
 from bough.executor.verification import HostRows, Inputs, prompt_logprobs
 from bough.native.tape import Spans, Step
 
@@ -101,7 +102,7 @@ class NativeExecutor:
     def control(self, command: Command) -> CommandResult:
         return self._control.run(command)
 
-    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
+    def run(self, plan: BatchPlan, masks: StepMasks) -> StepResult:
         self._prompts.set_up(plan.setups)
         self._pooler.set_up(plan.setups)
         plan = self._rows.align(plan)

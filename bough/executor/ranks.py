@@ -102,6 +102,9 @@ class LeadingExecutor:
         own = self._own.launch(plan)
         return own if self._results is None else PipelinedStep(own, plan.step, self._results)
 
+    def drafted(self, step: int) -> BatchPlan:
+        return self._own.drafted(step)
+
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         self._send(SupplyMasks(step, masks))
         self._own.supply_masks(step, masks)

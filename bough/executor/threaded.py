@@ -15,15 +15,24 @@ from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 Result = TypeVar("Result")
 
 
+class StepMasks:
+    """Those of a plan's masked rows. A call waits for them: it comes last, before sampling, and only where the plan has
+    such rows. An executor with a draft model says `drafted` before."""
+
+    def __init__(self) -> None:
+        self.drafted: Future[BatchPlan] = Future()
+        self.supplied: Future[TokenMasks] = Future()
+
+    def __call__(self) -> TokenMasks:
+        return self.supplied.result()
+
+
 class SynchronousExecutor(Protocol):
     """Runs a plan, or does a command, to its end on the calling thread."""
 
     def limits(self) -> Limits: ...
 
-    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
-        """`masks` gives those of the plan's masked rows, and waits for them: it is to be asked last, before sampling,
-        and only where the plan has masked rows."""
-        ...
+    def run(self, plan: BatchPlan, masks: StepMasks) -> StepResult: ...
 
     def control(self, command: Command) -> CommandResult: ...
 
@@ -48,27 +57,35 @@ class ThreadedExecutor:
     def __init__(self, inner: SynchronousExecutor, begin: Callable[[], None] = lambda: None) -> None:
         self._inner = inner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor", initializer=begin)
-        self._masks: dict[int, Future[TokenMasks]] = {}  # that steps in flight wait for
+        self._masks: dict[int, StepMasks] = {}  # that steps in flight wait for
 
     def limits(self) -> Limits:
         return self._inner.limits()
 
     def launch(self, plan: BatchPlan) -> Running[StepResult]:
-        masks: Future[TokenMasks] = Future()
+        masks = StepMasks()
         if plan.masked is not None:
             self._masks[plan.step] = masks
         return Running(self._thread.submit(self._run, plan, masks))
 
+    def drafted(self, step: int) -> BatchPlan:
+        return self._masks[step].drafted.result()
+
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
-        self._masks.pop(step).set_result(masks)
+        self._masks.pop(step).supplied.set_result(masks)
 
     def control(self, command: Command) -> Running[CommandResult]:
         return Running(self._thread.submit(self._inner.control, command))
 
-    def _run(self, plan: BatchPlan, masks: Future[TokenMasks]) -> StepResult:
+    def _run(self, plan: BatchPlan, masks: StepMasks) -> StepResult:
         """A plan, and when it ran: the thread is the device here."""
         began = time.monotonic()
-        result = self._inner.run(plan, masks.result)
+        try:
+            result = self._inner.run(plan, masks)
+        except BaseException as error:
+            if not masks.drafted.done():  # the scheduler may wait for it
+                masks.drafted.set_exception(error)
+            raise
         return replace(result, device_span=(began, time.monotonic()))
 
     def idle(self, busy: bool = False) -> bool:
@@ -76,5 +93,5 @@ class ThreadedExecutor:
 
     def close(self) -> None:
         for masks in self._masks.values():  # nobody waits for those steps any more, but the thread does
-            masks.cancel()
+            masks.supplied.cancel()
         self._thread.shutdown(wait=True)

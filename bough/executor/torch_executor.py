@@ -5,7 +5,6 @@ sampling. `threaded` wraps it so that the scheduler need not wait.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.context import ForwardContext
 from bough.attention.reading import ToDevice
 from bough.core.control import Command, CommandResult
-from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
+from bough.core.plan import BatchPlan, Limits, StepResult
 from bough.distributed.group import ALONE, RankGroup
 from bough.executor.adapters import AdapterStore, adapter_rows, logits_of
 from bough.executor.control import ModelControl
@@ -26,6 +25,7 @@ from bough.executor.layout import StepLayout, has_drafts, sampled_tokens
 from bough.executor.plain_plans import run_padding
 from bough.executor.pooling import Pooler
 from bough.executor.rank_check import RankCheck
+from bough.executor.threaded import StepMasks
 from bough.executor.verification import Draw, HostRows, draw_by_torch, prompt_logprobs
 from bough.executor.weights import WeightStore
 from bough.memory.pools.kv_pool import KVPool
@@ -72,7 +72,7 @@ class TorchExecutor:
         return self._control.run(command)
 
     @torch.inference_mode()
-    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
+    def run(self, plan: BatchPlan, masks: StepMasks) -> StepResult:
         self._group.doing = f"step {plan.step}"
         self._control.begin_step()
         if not len(plan.rows):
@@ -90,6 +90,7 @@ class TorchExecutor:
         drafter, taps, hearing = self._drafter, None, self._hearing
         if drafter is not None:
             plan, taps = self._guess(drafter, plan, layout, page_tables), drafter.taps()
+            masks.drafted.set_result(plan)
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         batch = chain = layout.batch(to_device, page_tables, self._limits.page_size, both_ways)
         if plan.parents is not None:

@@ -1,14 +1,13 @@
 """How many tokens each decode computes in a step: its own and the drafts behind it.
 
-Drafts come from the device (`Limits.drafts`) or from a proposer on the host. A row under a grammar gets those of the
-host only: the host makes its masks, behind each draft, and does not know what the device guesses. No row gets more than
-its request may still sample, so a step never writes beyond the pages that the request was admitted with.
+Drafts come from the device (`Limits.drafts`) or from a proposer on the host. A row under a grammar gets no trees: its
+masks are those behind a chain. No row gets more than its request may still sample, so a step never writes beyond the
+pages that the request was admitted with.
 
 The host proposes while the row's last step is still in flight, and does not know how many tokens that gives. So a plan
 brings spare tokens, and the executor passes over as many as the row has got.
 """
 
-import logging
 import time
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
 from bough.scheduler.request import Request
 from bough.scheduler.rows import RowIndex, RowTable
-
-log = logging.getLogger(__name__)
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
 VAIN = 0.01  # of a step's time that searches may take which find nothing
@@ -42,13 +39,11 @@ class Drafts:
 
 class Drafting:
     def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
-        if proposer is not None and limits.stages > 1:
-            log.warning("no speculation: stages of a pipeline do not go back behind a draft")
-            proposer = None
         self._table = table
         self._proposer = proposer
         self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)
         adaptive = limits.adaptive_drafts if proposer is None else proposer.adaptive
+        self._trees = limits.draft_levels > 0
         levels = min(1.0, limits.draft_levels / limits.drafts) if limits.draft_levels else 1.0
         self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive, levels=levels)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
@@ -75,7 +70,8 @@ class Drafting:
         if self._proposer is None:
             if not self._lengths.knows_cost(len(rows)):  # the device has drafts for all: no other step would tell
                 return self.without(rows)
-            guessed = self._lengths.choose(rows, np.where(table.constrained[rows], 0, largest - 1).astype(np.int32))
+            able = largest - 1 if not self._trees else np.where(table.constrained[rows], 0, largest - 1)
+            guessed = self._lengths.choose(rows, able.astype(np.int32))
             return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
         began = time.perf_counter()
         drafts = self._propose(self._proposer, rows, largest)

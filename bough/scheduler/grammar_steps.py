@@ -60,8 +60,10 @@ class GrammarSteps:
         late may sample anything: their result is dropped."""
         table = self._table
         plan = step.plan.aligned(table.known[step.plan.rows] - step.known)
-        deadline = time.monotonic() + PATIENCE_S
         assert plan.masked is not None
+        if (plan.masked & (plan.query_lens > plan.given + 1)).any():
+            plan = self._executor.drafted(plan.step)
+        deadline = time.monotonic() + PATIENCE_S
         places = np.flatnonzero(plan.masked)
         decodes = plan.given < plan.query_lens
         drafts = np.where(decodes, plan.given, 0)[places]

@@ -219,7 +219,8 @@ class Front:
             await send(message)
 
         serving = self.phase is Phase.SERVING
-        counted = serving or self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
+        # Draining does not wait for requests that arrive after it began.
+        counted = serving or self.phase is not Phase.DRAINING
         if counted:
             self.active += 1
         try:

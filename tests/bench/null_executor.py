@@ -78,6 +78,9 @@ class NullExecutor:
         )
         return NullStep(result, self._done_at)
 
+    def drafted(self, step: int) -> BatchPlan:
+        raise NotImplementedError  # it makes no drafts
+
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         """Masked rows take the first token that they may."""
         assert self._newest is not None and self._newest[0].step == step

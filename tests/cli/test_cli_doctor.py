@@ -70,6 +70,8 @@ def test_what_fits_is_counted_as_the_engine_would(capsys: Capture, tiny: str) ->
     assert fit["kv_bytes_per_token"] == 2 * 2 * 2 * 4 * 4
     assert fit["context_length"] == 128
     assert fit["kv_tokens"] == 32 * 128
+    main(["doctor", "--model", tiny])
+    assert "32 requests of 128 tokens" in capsys.readouterr().out
 
 
 def test_flags_change_what_fits(capsys: Capture, tiny: str) -> None:

@@ -40,6 +40,7 @@ def test_what_is_not_built_may_be_left_at_its_default() -> None:
 
 def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
     Settings.from_flat({"skip_server_warmup": True, "enable_cache_report": True, "enable_metrics": True})
+    Settings.from_flat({"speculative_accept_threshold_single": 1.0, "speculative_ngram_match_type": "PROB"})
     with pytest.raises(SettingsError, match="incremental_streaming_output"):
         Settings.from_flat({"incremental_streaming_output": True})
 
@@ -48,6 +49,8 @@ def test_flags_of_sglang_that_ask_for_what_is_so_anyway_are_taken() -> None:
     ("values", "words"),
     [
         ({"page_siz": 1}, "Did you mean 'page_size'"),
+        ({"quantization": "awq"}, "leave --quantization out"),
+        ({"speculative_accept_threshold_acc": 0.9}, "drafts change what is said"),
         ({"quite_unknown_thing": 1}, "There is no setting"),
         ({"page_size": 3}, "one of 1, 2, 4"),
         ({"page_size": "16"}, "whole number"),

@@ -863,15 +863,20 @@ def test_draft_models_change_nothing(kind: str, topk: int, tmp_path: Path) -> No
         greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
         bench.ask(0, [20, 21] * 6, **greedy)
         bench.ask(1, [5, 6, 7], **greedy, logprobs=LogprobRequest(start=0))
-        bench.ask(2, [5, 6], temperature=0.0, max_new_tokens=9, regex=grammar([[11, 22, 33], [44, 33]]))
+        bench.ask(2, [5, 6], temperature=0.0, max_new_tokens=9, regex=grammar([[11, 22, 33], [44, 33]] * 4))
         bench.run()
         bench.ask(3, [20, 21] * 6 + [4, 5], **greedy)
         bench.run()
         found.append((bench.out.outputs, bench.out.started[3].cached_tokens))
-        drafting = bench.scheduler._planner.drafting
         executor.close()
     assert found[0] == found[1] and found[0][1] > 0
-    assert drafting.held >= drafting.proposed / topk > 0 if kind == "STANDALONE" else drafting.proposed > 10
+    held, proposed = [0, 0], [0, 0]  # of requests without a grammar and with one
+    for handle, drafts in bench.out.drafts.items():
+        assert drafts is not None
+        held[handle == 2] += sum(n * steps for n, steps in enumerate(drafts.held))
+        proposed[handle == 2] += drafts.proposed
+    assert held[0] >= proposed[0] / topk > 0 if kind == "STANDALONE" else proposed[0] > 6
+    assert (proposed[1] > 0) == (topk == 1), "masks are those behind a chain"
 
 
 NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}

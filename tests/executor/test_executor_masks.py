@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from bough.core.plan import BatchPlan, Limits, StepResult, TokenMasks
 from bough.executor.plain_plans import decode_plan
-from bough.executor.threaded import ThreadedExecutor
+from bough.executor.threaded import StepMasks, ThreadedExecutor
 
 
 class Inner:
@@ -22,7 +21,7 @@ class Inner:
     def limits(self) -> Limits:
         return Limits(4, 1, (8,), 16, 64, 8, "test")
 
-    def run(self, plan: BatchPlan, masks: Callable[[], TokenMasks]) -> StepResult:
+    def run(self, plan: BatchPlan, masks: StepMasks) -> StepResult:
         self.forwarded.set()
         tokens = np.zeros((len(plan.rows), 1), dtype=np.int32)
         if plan.masked is not None:

@@ -143,6 +143,9 @@ def test_the_command_prints_a_table_and_what_to_type(capsys: pytest.CaptureFixtu
     page = capsys.readouterr().out
     assert "| tp | pp | dp | ep |" in page and "1 at once: ms, tok/s" in page
     assert "bough serve --model-shape qwen3-0.6b --dp-size 2" in page and "modelled, not measured" in page
+    assert main(["doctor", "--plan", "llama-3.1-8b", "--gpus", "8xH200"]) == 0
+    told = capsys.readouterr().out
+    assert "| 8 | 1 | 1 | 1 | 1 |" in told and told.endswith("--tp-size 8\n"), "what is recommended is in the table"
     assert main(["doctor", "--plan", "qwen3-0.6b", "--gpus", "8xH200,2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["context"] == 2048 and report["splits"][0]["servers"] == 2

@@ -352,8 +352,23 @@ class FakeExecutor:
         if plan.masked is None:
             return Done(self._read(plan, {}))
         assert plan.masked.any() and not (plan.masked & ~plan.sample).any()
-        self.unmasked = plan, Done(None)
+        self.unmasked = self._with_drafts(plan), Done(None)
         return self.unmasked[1]
+
+    def _with_drafts(self, plan: BatchPlan) -> BatchPlan:
+        given, tokens, offset = plan.given.copy(), [], 0
+        for index, row in enumerate(plan.rows.tolist()):
+            own = plan.tokens[offset : offset + given[index]]
+            offset += len(own)
+            if len(own) + 1 < plan.query_lens[index]:
+                given[index] = plan.query_lens[index] - 1
+                own = self._sequence(row)[-given[index] :]
+            tokens.append(own)
+        return replace(plan, given=given, tokens=np.concatenate(tokens).astype(np.int32))
+
+    def drafted(self, step: int) -> BatchPlan:
+        assert self.unmasked is not None and self.unmasked[0].step == step
+        return self.unmasked[0]
 
     def supply_masks(self, step: int, masks: TokenMasks) -> None:
         assert self.unmasked is not None

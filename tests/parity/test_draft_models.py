@@ -22,6 +22,8 @@ from bough.core.pooling import ALL_STATES
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.drafter import Drafter, Guessed
+from bough.executor.load_draft import find_draft
+from bough.loader.config import read_config
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
@@ -168,6 +170,24 @@ def test_a_target_as_its_own_draft_is_always_right(folders: dict[str, Path]) -> 
         drafting = bench.scheduler._planner.drafting
         # Of 29 tokens after the first, six come of a step while there is room for as many.
         assert drafting.held == drafting.proposed and drafting.verified == 6 * -(-29 // 6)
+
+
+@pytest.mark.parametrize("kind", ["itself", "EAGLE3"])
+def test_a_grammar_allows_what_it_does_without_drafts(kind: str, folders: dict[str, Path]) -> None:
+    folder, flags = flags_of(kind, folders)
+    wide = [[byte for byte in range(64) if byte % 4 != place % 4] for place in range(30)]
+    found = []
+    for more in ({}, flags):
+        with serving(folder, {"disable_jump_forward": True}, **more) as bench:
+            for handle, prompt in enumerate(prompts(4)):
+                sampling = {"temperature": 0.0} if handle % 2 else {"temperature": 0.8, "top_p": 0.9, "seed": 3}
+                bench.ask(handle, prompt, max_new_tokens=40, regex=grammar(wide), **sampling)
+            bench.run()
+            found.append((dict(bench.out.outputs), dict(bench.out.ended)))
+    assert found[0] == found[1]
+    drafting = bench.scheduler._planner.drafting
+    assert drafting.proposed > 2 * drafting.verified
+    assert kind != "itself" or drafting.held > 0.3 * drafting.verified
 
 
 def test_trees_hold_more_than_chains_of_their_depth_and_are_counted(folders: dict[str, Path]) -> None:
@@ -398,11 +418,13 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
     [
         ({"speculative_algorithm": "EAGLE3"}, "EAGLE3 needs --speculative-draft-model-path"),
         ({"speculative_algorithm": "NEXTN"}, "has no layer that predicts further tokens"),
+        ({"speculative_algorithm": "EAGLE"}, "name an EAGLE head"),
         ({"speculative_algorithm": "NEXTN", "speculative_draft_model_path": "x"}, "model's own checkpoint"),
         ({"speculative_draft_model_path": "x"}, "needs --speculative-algorithm"),
         ({"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "EAGLE3"}, "is an EAGLE head"),
         ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "EAGLE"}, "lacks"),
         ({"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 2}, "needs a draft model"),
+        ({"speculative_num_draft_tokens": 4}, "need --speculative-algorithm"),
         (
             {
                 "speculative_algorithm": "STANDALONE",
@@ -420,6 +442,24 @@ def test_what_cannot_be_is_refused(folders: dict[str, Path], flags: dict[str, An
     given = {**flags, "speculative_draft_model_path": str(folders.get(path, path))} if path else flags
     with pytest.raises(BoughError, match=text):
         build_executor(locate(str(folders["target"])), Settings.from_flat({**CPU, **given}))
+
+
+def test_eagle_without_a_head_is_the_models_own_layer(folders: dict[str, Path]) -> None:
+    """So SGLang's users ask for it; some name the model once more."""
+    path, found = str(folders["NEXTN"]), []
+    for named in ({}, {"speculative_draft_model_path": path}):
+        for algorithm in ("NEXTN", "EAGLE"):
+            settings = Settings.from_flat({"model_path": path, "speculative_algorithm": algorithm, **named})
+            found.append(find_draft(settings, locate(path), read_config(locate(path))))
+    assert found[0] is not None and all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE3"])
+def test_pipelines_have_no_drafts(folders: dict[str, Path], algorithm: str) -> None:
+    files = locate(str(folders["target"]))
+    settings = Settings.from_flat({"speculative_algorithm": algorithm, "pp_size": 2})
+    with pytest.raises(SettingsError, match="--pp-size"):
+        find_draft(settings, files, read_config(files))
 
 
 def test_a_draft_model_is_not_served(folders: dict[str, Path]) -> None:

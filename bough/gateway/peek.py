@@ -59,7 +59,8 @@ class Peek(msgspec.Struct, frozen=True):
 
 def is_heavy(body: bytes) -> bool:
     """Whether to decode it would block the event loop."""
-    return len(body) > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE
+    size = len(body)
+    return size > MOST_INSIDE and (size > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE)
 
 
 def peek(body: bytes, headers: Headers) -> Peek:

@@ -103,7 +103,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
     headers = passing(response.headers, named, NOT_DOWNSTREAM)
     if key is not None:
         headers = [(name, scrubbed(value, key)) for name, value in headers]
-    if status == 200 and response.content_type in (EVENTS, LINES):
+    if status == 200 and named.get(b"content-type") != JSON and response.content_type in (EVENTS, LINES):
         first = await response.read_some()
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)

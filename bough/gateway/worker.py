@@ -185,11 +185,11 @@ class Lease(Scope):
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
-        self.counted = self.worker.breaker.proved(time.monotonic())
+        self.counted = self.worker.breaker.proved()
 
     def succeed(self) -> None:
         if not self.counted:
-            self.worker.breaker.succeeded(time.monotonic())
+            self.worker.breaker.succeeded()
         self._release()
 
     def fail(self, reason: str) -> None:

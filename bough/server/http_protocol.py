@@ -310,7 +310,7 @@ class Exchange:
         if not self.whole or self._read:
             return None
         self._read = True
-        return self._taken()
+        return self._body.pop() if len(self._body) == 1 else self._taken()
 
     async def receive(self) -> Message:
         if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):

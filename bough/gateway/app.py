@@ -78,7 +78,7 @@ class GatewayApp:
             if not_json is not None and takes_json(path, headers):
                 raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
-            stored = path.startswith(STORED)
+            stored = not plain and path.startswith(STORED)
             name = path[len(STORED) :].split("/")[0] if stored else peeked.previous_response_id
             if name is not None:
                 call.pinned = gateway.sticky.find(name) or await self._management.holder_of(name)
@@ -124,13 +124,12 @@ def takes_json(path: str, given: Headers) -> bool:
 
 def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None) -> Call:
     path: str = scope["path"]
-    query: bytes = scope.get("query_string", b"")
-    raw_path: bytes = scope.get("raw_path") or path.encode()
+    query: bytes = scope["query_string"]
     request_id: str = scope[REQUEST_ID_KEY]
     return Call(
         method=scope["method"],
         path=path,
-        target=raw_path + b"?" + query if query else raw_path,
+        target=scope["raw_path"] + b"?" + query if query else scope["raw_path"],
         headers=upstream_headers(scope["headers"], scope[HEADERS_KEY], request_id, scope["client"]),
         body=body,
         peek=peeked,

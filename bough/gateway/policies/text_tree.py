@@ -24,8 +24,6 @@ class TextNode:
 
 def common_length(left: str, right: str, start: int) -> int:
     """How many characters of `left` stand at `start` in `right`."""
-    if right.startswith(left, start):
-        return len(left)
     same, differs = 0, min(len(left), len(right) - start) + 1
     while differs - same > 1:
         middle = (same + differs) // 2
@@ -59,13 +57,14 @@ class TextTree:
             child = node.children.get(text[depth])
             if child is None:
                 break
-            same = common_length(child.text, text, depth)
+            piece = child.text
+            same = len(piece) if text.startswith(piece, depth) else common_length(piece, text, depth)
             depth += same
             holders = child.holders
             if since:
                 holders = {worker: stamp for worker, stamp in holders.items() if stamp >= since}
             held.update(dict.fromkeys(holders, depth))
-            if same < len(child.text):
+            if same < len(piece):
                 break
             node = child
         return held
@@ -81,10 +80,8 @@ class TextTree:
             if child is None:
                 child = TextNode(text[depth:], node, {})
                 node.children[text[depth]] = child
-            else:
-                same = common_length(child.text, text, depth)
-                if same < len(child.text):
-                    child = self._split(child, same)
+            elif not text.startswith(child.text, depth):
+                child = self._split(child, common_length(child.text, text, depth))
             if worker not in child.holders:
                 self._sizes[worker] = self._sizes.get(worker, 0) + len(child.text)
                 self._counts[worker] = self._counts.get(worker, 0) + 1

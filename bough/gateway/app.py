@@ -15,11 +15,11 @@ from bough.gateway.outlet import Outlet, whole_message
 from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
 from bough.observability.logs import request_began
-from bough.server.app import HEADERS_KEY, REQUEST_ID_KEY
+from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
 from bough.server.held_bodies import MIB, HeldBody
-from bough.server.http_protocol import EXCHANGE_KEY
+from bough.server.http_protocol import EXCHANGE_KEY, HEADERS_KEY
 
 LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")

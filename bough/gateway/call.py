@@ -70,8 +70,8 @@ class AccessLog:
         self._out = (out or sys.stderr) if enabled else None
         self._recent: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
 
-    def write(self, call: Call) -> None:
-        self._recent.append((time.time(), time.perf_counter() - call.began_s, _shown(call)))
+    def write(self, call: Call, took_s: float) -> None:
+        self._recent.append((time.time(), took_s, _shown(call)))
         if self._out is not None:
             self._out.write(encode_json(_line(*self._recent[-1])).decode() + "\n")
             self._out.flush()

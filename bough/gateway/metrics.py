@@ -61,11 +61,11 @@ class GatewayMetrics(Collector):
         self._cached_tokens[()] += cached_tokens
         self._expected_tokens[()] += call.expected_cached * prompt_tokens
 
-    def ended(self, call: Call, *, known_model: bool) -> None:
+    def ended(self, call: Call, took_s: float, *, known_model: bool) -> None:
         """Names and paths that clients make up must not become labels."""
         model, path = (call.peek.model or "") if known_model else "", call.path
         self._requests[model, path if path in JSON_PATHS else "other", str(call.status)] += 1
-        _observe(self._whole, model, time.perf_counter() - call.began_s)
+        _observe(self._whole, model, took_s)
         if call.first_byte_s is not None:
             _observe(self._first, model, call.first_byte_s)
         if call.queued_s:

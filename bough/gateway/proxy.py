@@ -186,7 +186,8 @@ class Proxy:
         call.faults.sent(worker)
         self.metrics.attempts[worker.url,] += 1
         self.policies.of(peek.model).routed(worker.id, peek.routing)
-        self.cache_watch.sent(worker, path, call.body, peek.routing)
+        if self.cache_watch.watching:
+            self.cache_watch.sent(worker, path, call.body, peek.routing)
         headers = [*call.headers, RESUME_HEADER] if peek.streams and path in RESUMABLE_PATHS else call.headers
         response: UpstreamResponse | None = None
         prefill: Lease | None = None

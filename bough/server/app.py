@@ -29,13 +29,13 @@ from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
 from bough.server.held_bodies import HELD_KEY, HeldBody, server_room
 from bough.server.http import SHUTDOWN_GRACE_S
+from bough.server.http_protocol import HEADERS_KEY
 from bough.server.tracing import RequestLogging
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID_KEY = "bough.request_id"
-HEADERS_KEY = "bough.headers"  # by name, of a header that comes twice the first
 ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
 
 

@@ -14,6 +14,7 @@ from starlette.types import Scope
 from bough.core.errors import SettingsError
 from bough.core.server_settings import EdgeSettings
 from bough.server.errors import Failure
+from bough.server.http_protocol import HEADERS_KEY
 
 Headers = Mapping[bytes, bytes]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -37,10 +38,11 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope, route: str) -> Failure | None:
-        headers = dict(scope["headers"])
+        headers: Headers = scope.get(HEADERS_KEY) or dict(scope["headers"])
         if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
-            for name in headers:
-                headers[name] = b",".join(value for each, value in scope["headers"] if each == name)
+            headers = {
+                name: b",".join(value for each, value in scope["headers"] if each == name) for name in headers
+            }
         host = headers.get(b"host")
         if host and not self._knows(host, scope):
             shown = host[:SHOWN].decode("latin-1")

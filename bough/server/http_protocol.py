@@ -26,6 +26,7 @@ from bough.server.errors import HttpError
 log = logging.getLogger(__name__)
 
 EXCHANGE_KEY = "bough.exchange"  # of the scope
+HEADERS_KEY = "bough.headers"  # of the scope: by name, of a header that comes twice the first
 WHOLE_KEY = "bough.body"  # of the message that starts a response: its whole body
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
 LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends

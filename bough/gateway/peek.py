@@ -116,7 +116,7 @@ def _ids(given: Any) -> tuple[int, ...] | None:
 def _words(given: Any, *, media: bool = False) -> str:
     """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
     if given.__class__ is str and not media:
-        return given + "\n"  # type: ignore[no-any-return]  # as nearly always
+        return given + "\n"  # as nearly always
     return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 

@@ -40,9 +40,7 @@ class BrowserRules:
     def refusal(self, scope: Scope, route: str) -> Failure | None:
         headers: Headers = scope.get(HEADERS_KEY) or dict(scope["headers"])
         if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
-            headers = {
-                name: b",".join(value for each, value in scope["headers"] if each == name) for name in headers
-            }
+            headers = {name: b",".join(value for each, value in scope["headers"] if each == name) for name in headers}
         host = headers.get(b"host")
         if host and not self._knows(host, scope):
             shown = host[:SHOWN].decode("latin-1")

@@ -349,15 +349,16 @@ class Exchange:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def send(self, message: Message) -> None:
-        body: bytes | None = message.get("body", b"")
+        body: bytes = message.get("body", b"")
         if message["type"] == "http.response.start":
             if self.started:
                 raise RuntimeError("a response starts once")
-            body = message.get(WHOLE_KEY)
-            self._start(message["status"], message.get("headers", ()), None if body is None else len(body))
-            if body is None:
+            whole: bytes | None = message.get(WHOLE_KEY)
+            self._start(message["status"], message.get("headers", ()), None if whole is None else len(whole))
+            if whole is None:
                 self.connection.loop.call_soon(self._send_head)
                 return
+            body = whole
         if self.connection.drained is not None:
             await self.until_writable()
         self.write(body, message.get("more_body", False))

@@ -48,9 +48,6 @@ class UpstreamResponse:
 
     # ---- for its reader
 
-    def header(self, name: bytes) -> bytes | None:
-        return self.named.get(name)
-
     @property
     def content_type(self) -> bytes:
         return self.named.get(b"content-type", b"").partition(b";")[0].strip().lower()

@@ -48,7 +48,7 @@ MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", 
 CONTENT_FIELDS = ("url", "path", "data")
 
 
-class Peek(msgspec.Struct, frozen=True):
+class Peek(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     streams: bool
     priority: int

@@ -6,7 +6,7 @@ nodes. Text is compared in C, in whole pieces.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its text
@@ -42,7 +42,7 @@ class TextTree:
         self._most_nodes = most_nodes
         self._sizes: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        self._ends: dict[str, OrderedDict[TextNode, None]] = {}
+        self._ends: dict[str, OrderedDict[TextNode, None]] = defaultdict(OrderedDict)
         self._stamp = 0.0
 
     def size(self, worker: str) -> int:
@@ -71,9 +71,7 @@ class TextTree:
 
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
-        ends = self._ends.get(worker)
-        if ends is None:
-            ends = self._ends[worker] = OrderedDict()
+        ends = self._ends[worker]
         node, depth, length = self._root, 0, len(text)
         while depth < length:
             child = node.children.get(text[depth])

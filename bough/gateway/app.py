@@ -14,11 +14,12 @@ from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, whole_message
 from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
-from bough.server.app import HEADERS_KEY, REQUEST_ID_KEY
+from bough.observability.logs import request_began
+from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
 from bough.server.held_bodies import MIB, HeldBody
-from bough.server.http_protocol import EXCHANGE_KEY
+from bough.server.http_protocol import EXCHANGE_KEY, HEADERS_KEY
 
 LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")
@@ -49,14 +50,14 @@ class GatewayApp:
         call: Call | None = None
         client: ClientKey | None = None
         refusable = False  # a client's request, and not one to the gateway itself
-        held = HeldBody(self._gateway.bodies)
-        began_s = time.perf_counter()
+        gateway = self._gateway
+        held = HeldBody(gateway.bodies)
         try:
             plain = path in JSON_PATHS  # as nearly always: nobody's management, and read as itself everywhere
             route = None if plain else self._management.find(scope["method"], path)
             if route is not None:
                 if not self._private:
-                    self._gateway.clients.identify(route.access, scope["headers"])
+                    gateway.clients.identify(route.access, scope["headers"])
                 body = await held.read(scope, receive, LARGEST_OWN)
                 await send(whole_message(await route.handler(route.parameter, body)))
                 return
@@ -64,24 +65,24 @@ class GatewayApp:
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
-            shows = path in INFO_PATHS and self._gateway.clients.is_operator(scope["headers"])
+            shows = path in INFO_PATHS and gateway.clients.is_operator(scope["headers"])
             access: Access = "admin" if shows or (not plain and WORKER_MANAGEMENT.match(path)) else "api"
-            client = self._gateway.clients.identify(access, scope["headers"])
-            self._gateway.clients.count(client, time.monotonic())
+            client = gateway.clients.identify(access, scope["headers"])
+            gateway.clients.count(client, time.monotonic())
             whole = held.whole(scope)
             body = await held.read(scope, receive) if whole is None else whole
-            peeked = peek(await self._gateway.bodies.excerpt(body) if is_heavy(body) else body, headers)
+            peeked = peek(await gateway.bodies.excerpt(body) if is_heavy(body) else body, headers)
             not_json = peeked.not_json
             if not body and scope["method"] in ("POST", "PUT") and (path in JSON_PATHS or not path.startswith("/v1/")):
                 not_json = "it is empty"
             if not_json is not None and takes_json(path, headers):
                 raise HttpError(400, f"The body is not a valid JSON object: {not_json}.", "BadRequestError")
             call = make_call(scope, body, peeked, client)
-            stored = path.startswith(STORED)
+            stored = not plain and path.startswith(STORED)
             name = path[len(STORED) :].split("/")[0] if stored else peeked.previous_response_id
             if name is not None:
-                call.pinned = self._gateway.sticky.find(name) or await self._management.holder_of(name)
-            await self._gateway.serve(call, Outlet(call, send, scope[EXCHANGE_KEY]))
+                call.pinned = gateway.sticky.find(name) or await self._management.holder_of(name)
+            await gateway.serve(call, Outlet(call, send, scope[EXCHANGE_KEY]))
         except ClientDisconnect:
             return
         except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback
@@ -89,12 +90,12 @@ class GatewayApp:
                 raise
             if call is None and refusable:  # a request all the same, for those who count
                 call = make_call(scope, b"", peek(b"", headers), client)
-                call.began_s = began_s
+                call.began_s = request_began.get()
             await self._refuse(failure_of(error), scope, call, send)
         finally:
             held.release()
             if call is not None:
-                self._gateway.ended(call)
+                gateway.ended(call)
 
     async def _refuse(self, failure: Failure, scope: Scope, call: Call | None, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in failure.headers.items()]
@@ -123,13 +124,12 @@ def takes_json(path: str, given: Headers) -> bool:
 
 def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None) -> Call:
     path: str = scope["path"]
-    query: bytes = scope.get("query_string", b"")
-    raw_path: bytes = scope.get("raw_path") or path.encode()
+    query: bytes = scope["query_string"]
     request_id: str = scope[REQUEST_ID_KEY]
     return Call(
         method=scope["method"],
         path=path,
-        target=raw_path + b"?" + query if query else raw_path,
+        target=scope["raw_path"] + b"?" + query if query else scope["raw_path"],
         headers=upstream_headers(scope["headers"], scope[HEADERS_KEY], request_id, scope["client"]),
         body=body,
         peek=peeked,

@@ -39,7 +39,7 @@ class Breaker:
             self._state = BreakerState.HALF_OPEN
             self._trials += 1
 
-    def succeeded(self, now_s: float) -> None:
+    def succeeded(self) -> None:
         self._failures = 0
         if self._state is BreakerState.HALF_OPEN:
             self.abandoned()
@@ -47,11 +47,11 @@ class Breaker:
             if self._successes >= self._settings.cb_success_threshold:
                 self.reset()
 
-    def proved(self, now_s: float) -> bool:
+    def proved(self) -> bool:
         """Counts a stream that works as a successful trial before it ends; returns whether it counted."""
         if self._state is not BreakerState.HALF_OPEN:
             return False
-        self.succeeded(now_s)
+        self.succeeded()
         return True
 
     def failed(self, now_s: float) -> None:

@@ -97,7 +97,7 @@ class CacheWatch(RegistryListener):
         self._registry = registry
         self._feed = KVFeed(None if key_file is None else read_key(key_file))
         self._learner = PromptLearner(upstream)
-        self._watching: dict[str | None, KVEventsPolicy] = {}
+        self.watching: dict[str | None, KVEventsPolicy] = {}
         registry.listen(self)
         policies.on_built, policies.on_dropped = self.built, self.dropped
 
@@ -106,7 +106,7 @@ class CacheWatch(RegistryListener):
         await self._feed.close()
 
     def sent(self, worker: Worker, path: str, body: bytes, request: RoutingRequest) -> None:
-        policy = self._watching.get(request.model or None)
+        policy = self.watching.get(request.model or None)
         if policy is not None:
             self._learner.sent(policy, worker, path, body, request)
 
@@ -114,12 +114,12 @@ class CacheWatch(RegistryListener):
         """A model has a policy, which replaces the previous one."""
         self.dropped(model)
         if isinstance(policy, KVEventsPolicy):
-            self._watching[model] = policy
+            self.watching[model] = policy
             for worker in self._registry:
                 self.changed(worker)
 
     def dropped(self, model: str | None) -> None:
-        before = self._watching.pop(model, None)
+        before = self.watching.pop(model, None)
         if before is not None:
             for worker in self._registry:
                 self._feed.unfollow(worker.id, before)
@@ -127,12 +127,12 @@ class CacheWatch(RegistryListener):
     # ---- registry changes
 
     def changed(self, worker: Worker) -> None:
-        for model, policy in self._watching.items():
+        for model, policy in self.watching.items():
             if not worker.in_rotation or not worker.serves(model):
                 self._feed.unfollow(worker.id, policy)
             elif not self._feed.follows(worker.id, policy):
                 self._feed.follow(worker.id, worker.url, worker.capabilities.kv_events_config, policy)
 
     def removed(self, worker: Worker) -> None:
-        for policy in self._watching.values():
+        for policy in self.watching.values():
             self._feed.unfollow(worker.id, policy)

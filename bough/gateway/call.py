@@ -58,8 +58,11 @@ class Call(msgspec.Struct, eq=False):
 
 
 LOGGED = ("request_id", "method", "path", "status", "attempts", "retries", "moves", "failovers", "hedges", "error")
-SHOWN = ("peek.model", "worker", "client_name", "queued_s", "first_byte_s", "sent_bytes", "expected_cached", "reason")
-_shown = operator.attrgetter(*SHOWN, *LOGGED)
+OTHERS = {"model": "peek.model", "worker": "worker", "client": "client_name", "bytes": "sent_bytes"}
+OTHERS |= {"expected_cached": "expected_cached", "reason": "reason"}
+TIMES = {"queued_ms": "queued_s", "first_byte_ms": "first_byte_s"}
+NAMES = (*LOGGED, *OTHERS, *TIMES)
+_logged = operator.attrgetter(*LOGGED, *OTHERS.values(), *TIMES.values())
 KEPT = 100  # lines, for the page
 
 
@@ -70,8 +73,8 @@ class AccessLog:
         self._out = (out or sys.stderr) if enabled else None
         self._recent: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
 
-    def write(self, call: Call) -> None:
-        self._recent.append((time.time(), time.perf_counter() - call.began_s, _shown(call)))
+    def write(self, call: Call, took_s: float) -> None:
+        self._recent.append((time.time(), took_s, _logged(call)))
         if self._out is not None:
             self._out.write(encode_json(_line(*self._recent[-1])).decode() + "\n")
             self._out.flush()
@@ -80,19 +83,9 @@ class AccessLog:
         return [_line(*entry) for entry in self._recent]
 
 
-def _line(ended_s: float, took_s: float, shown: tuple[Any, ...]) -> dict[str, Any]:
-    model, worker, client, queued_s, first_byte_s, sent_bytes, expected_cached, reason, *logged = shown
-    line = {
-        "time": ended_s,
-        **dict(zip(LOGGED, logged, strict=True)),
-        "model": model,
-        "worker": None if worker is None else worker.url,
-        "client": client,
-        "queued_ms": 1000 * queued_s,
-        "first_byte_ms": None if first_byte_s is None else 1000 * first_byte_s,
-        "duration_ms": 1000 * took_s,
-        "bytes": sent_bytes,
-        "expected_cached": expected_cached,
-        "reason": reason,
-    }
+def _line(ended_s: float, took_s: float, logged: tuple[Any, ...]) -> dict[str, Any]:
+    line = {"time": ended_s, **dict(zip(NAMES, logged, strict=True)), "duration_ms": took_s}
+    line["worker"] = None if line["worker"] is None else line["worker"].url
+    for name in (*TIMES, "duration_ms"):
+        line[name] = None if line[name] is None else 1000 * line[name]
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in line.items()}

@@ -104,10 +104,11 @@ class Gateway:
             self.dispatch.finish(call)
 
     def ended(self, call: Call) -> None:
-        self.metrics.ended(call, known_model=self.registry.knows(call.peek.model))
+        took_s = time.perf_counter() - call.began_s
+        self.metrics.ended(call, took_s, known_model=self.registry.knows(call.peek.model))
         if self._traces is not None and call.span is not None:
             self._traces.end(call.span, call)
-        self.log.write(call)
+        self.log.write(call, took_s)
 
     async def _out_of_time(self, call: Call, outlet: Outlet) -> None:
         message = "The request took too long (--request-timeout-secs)."

@@ -33,6 +33,6 @@ def upstream_headers(
 def passing(raw: RawHeaders, named: Headers, left_out: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """`Connection: x-hop` makes x-hop a header of this connection as well."""
     if b"connection" in named:
-        named = b",".join(value for name, value in raw if name == b"connection")
-        left_out = left_out.union(word.strip().lower() for word in named.split(b","))
+        hops = b",".join(value for name, value in raw if name == b"connection")
+        left_out = left_out.union(word.strip().lower() for word in hops.split(b","))
     return [header for header in raw if header[0] not in left_out]

@@ -13,6 +13,7 @@ import functools
 import socket
 import ssl
 import time
+from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
@@ -59,7 +60,7 @@ class Origin:
 class HttpClient:
     def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self._idle: dict[Origin, list[_Connection]] = {}  # the longest unused first
+        self._idle: dict[Origin, list[_Connection]] = defaultdict(list)  # the longest unused first
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def request(
@@ -130,10 +131,7 @@ class HttpClient:
         return None
 
     def give_back(self, connection: _Connection) -> None:
-        kept = self._idle.get(connection.origin)
-        if kept is None:
-            kept = self._idle[connection.origin] = []
-        kept.append(connection)
+        self._idle[connection.origin].append(connection)
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
 

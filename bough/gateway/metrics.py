@@ -32,8 +32,9 @@ class GatewayMetrics(Collector):
         self._dispatch = dispatch
         self._began_s = time.time()
         self._counters: list[tuple[CounterMetricFamily, Counts]] = []
-        self._whole: dict[str, list[float]] = {}  # by model: a latency's counts up to each bound, and the sum
-        self._first: dict[str, list[float]] = {}
+        # By model: a latency's counts up to each bound, and the sum.
+        self._whole: dict[str, list[float]] = defaultdict(lambda: [0.0] * (len(BOUNDS) + 1))
+        self._first: dict[str, list[float]] = defaultdict(lambda: [0.0] * (len(BOUNDS) + 1))
 
         def counter(name: str, about: str, *labels: str) -> Counts:
             counts = Counts(float, {} if labels else {(): 0.0})
@@ -61,11 +62,11 @@ class GatewayMetrics(Collector):
         self._cached_tokens[()] += cached_tokens
         self._expected_tokens[()] += call.expected_cached * prompt_tokens
 
-    def ended(self, call: Call, *, known_model: bool) -> None:
+    def ended(self, call: Call, took_s: float, *, known_model: bool) -> None:
         """Names and paths that clients make up must not become labels."""
         model, path = (call.peek.model or "") if known_model else "", call.path
         self._requests[model, path if path in JSON_PATHS else "other", str(call.status)] += 1
-        _observe(self._whole, model, time.perf_counter() - call.began_s)
+        _observe(self._whole, model, took_s)
         if call.first_byte_s is not None:
             _observe(self._first, model, call.first_byte_s)
         if call.queued_s:
@@ -107,9 +108,7 @@ class GatewayMetrics(Collector):
 
 
 def _observe(latencies: dict[str, list[float]], model: str, seconds: float) -> None:
-    found = latencies.get(model)
-    if found is None:
-        found = latencies[model] = [0.0] * (len(BOUNDS) + 1)
+    found = latencies[model]
     found[bisect_left(LATENCIES_S, seconds)] += 1
     found[-1] += seconds
 

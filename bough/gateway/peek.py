@@ -48,7 +48,7 @@ MEDIA_FIELDS = ("images", "image_url", "video_url", "audio_url", "input_audio", 
 CONTENT_FIELDS = ("url", "path", "data")
 
 
-class Peek(msgspec.Struct, frozen=True):
+class Peek(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     streams: bool
     priority: int
@@ -59,7 +59,8 @@ class Peek(msgspec.Struct, frozen=True):
 
 def is_heavy(body: bytes) -> bool:
     """Whether to decode it would block the event loop."""
-    return len(body) > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE
+    size = len(body)
+    return size > MOST_INSIDE and (size > LARGE or body.count(b"{") + body.count(b"[") > MOST_INSIDE)
 
 
 def peek(body: bytes, headers: Headers) -> Peek:
@@ -115,7 +116,7 @@ def _ids(given: Any) -> tuple[int, ...] | None:
 def _words(given: Any, *, media: bool = False) -> str:
     """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
     if given.__class__ is str and not media:
-        return given + "\n"  # type: ignore[no-any-return]  # as nearly always
+        return given + "\n"  # as nearly always
     return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 

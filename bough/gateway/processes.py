@@ -100,7 +100,7 @@ class ProcessGroup:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 reply = await self._client.request(self._origins[number], method, quote(path).encode(), (), body)
                 with contextlib.closing(reply):
-                    kind = reply.header(b"content-type") or b""
+                    kind = reply.named.get(b"content-type", b"")
                     return Response(reply.status, [(b"content-type", kind)], await reply.read())
         except OSError:
             return None

@@ -25,15 +25,7 @@ from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
-from bough.gateway.responses import (
-    EVENTS,
-    NOT_IMPLEMENTED,
-    AttemptFailedError,
-    OpenStream,
-    Response,
-    read_response,
-    scrubbed,
-)
+from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, Worker, WorkerLostError
@@ -186,7 +178,8 @@ class Proxy:
         call.faults.sent(worker)
         self.metrics.attempts[worker.url,] += 1
         self.policies.of(peek.model).routed(worker.id, peek.routing)
-        self.cache_watch.sent(worker, path, call.body, peek.routing)
+        if self.cache_watch.watching:
+            self.cache_watch.sent(worker, path, call.body, peek.routing)
         headers = [*call.headers, RESUME_HEADER] if peek.streams and path in RESUMABLE_PATHS else call.headers
         response: UpstreamResponse | None = None
         prefill: Lease | None = None
@@ -247,7 +240,7 @@ class Proxy:
 
     async def _relay(self, call: Call, stream: OpenStream, outlet: Outlet) -> None:
         """Sends one stream, from as many workers as it takes."""
-        events = stream.response.content_type == EVENTS
+        events = stream.response.content_type == b"text/event-stream"
         await outlet.start(stream.headers, of_lines=not events)
         text = ResumableText(passes=not (events and call.path in RESUMABLE_PATHS))
         failures = 0  # workers in a row that failed without a token

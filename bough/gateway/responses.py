@@ -17,7 +17,7 @@ from bough.server.endpoint import encode_json
 from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
 
 JSON = b"application/json"
-EVENTS, LINES = b"text/event-stream", b"application/x-ndjson"  # streams
+STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
 EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n", b"{")
 # Answers of these are JSON, whatever the worker is; anything else that comes with a 200 is garbage.
 JSON_PATHS = frozenset(
@@ -103,7 +103,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
     headers = passing(response.headers, named, NOT_DOWNSTREAM)
     if key is not None:
         headers = [(name, scrubbed(value, key)) for name, value in headers]
-    if status == 200 and response.content_type in (EVENTS, LINES):
+    if status == 200 and named.get(b"content-type") != JSON and response.content_type in STREAM_TYPES:
         first = await response.read_some()
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)

@@ -20,6 +20,7 @@ class UpstreamResponse:
     """Fed by its connection; the parser calls the `on_` methods."""
 
     status = 0  # until the headers are here
+    begun = False  # a byte has come
     complete = False
     reusable = False  # the connection can take another request once this is complete
     ends_with_connection = False  # nothing else marks the end of the body
@@ -46,14 +47,6 @@ class UpstreamResponse:
         self._parser = httptools.HttpResponseParser(self)
 
     # ---- for its reader
-
-    @property
-    def begun(self) -> bool:
-        """Whether a byte has come."""
-        return self._head_bytes > 0
-
-    def header(self, name: bytes) -> bytes | None:
-        return self.named.get(name)
 
     @property
     def content_type(self) -> bytes:
@@ -116,7 +109,7 @@ class UpstreamResponse:
             self.reusable = False  # nobody has asked for more
             return
         if not self.status:
-            self._head_bytes += len(data)
+            self.begun, self._head_bytes = True, self._head_bytes + len(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

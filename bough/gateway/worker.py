@@ -179,17 +179,16 @@ class Lease(Scope):
 
     def prefilled(self) -> None:
         """The first token is there: the prompt is computed."""
-        if self._prefill_tokens:
-            self.worker.prefill_tokens = max(0.0, self.worker.prefill_tokens - self._prefill_tokens)
-            self._prefill_tokens = 0.0
+        self.worker.prefill_tokens = max(0.0, self.worker.prefill_tokens - self._prefill_tokens)
+        self._prefill_tokens = 0.0
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""
-        self.counted = self.worker.breaker.proved(time.monotonic())
+        self.counted = self.worker.breaker.proved()
 
     def succeed(self) -> None:
         if not self.counted:
-            self.worker.breaker.succeeded(time.monotonic())
+            self.worker.breaker.succeeded()
         self._release()
 
     def fail(self, reason: str) -> None:
@@ -217,7 +216,8 @@ class Lease(Scope):
     def _release(self) -> None:
         worker = self.worker
         if self in worker.leases:
-            self.prefilled()
+            if self._prefill_tokens:
+                self.prefilled()
             worker.leases.remove(self)
             worker.load -= 1
             self._on_release()

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 from urllib.parse import quote
@@ -29,31 +29,25 @@ from bough.server.endpoint import Endpoint, Keys, error_response
 from bough.server.errors import Failure, HttpError, shape_of
 from bough.server.held_bodies import HELD_KEY, HeldBody, server_room
 from bough.server.http import SHUTDOWN_GRACE_S
+from bough.server.http_protocol import HEADERS_KEY
 from bough.server.tracing import RequestLogging
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID_KEY = "bough.request_id"
-HEADERS_KEY = "bough.headers"  # by name, of a header that comes twice the first
 ALLOWED_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # visible ASCII: nothing that could break a header or a log line
 
 
-def _random_ids() -> Iterator[str]:
-    """Asking the kernel for each would take longer than the rest."""
-    while True:
-        drawn = os.urandom(4096).hex()
-        yield from (drawn[at : at + 32] for at in range(0, len(drawn), 32))
-
-
-_fresh_ids = _random_ids()
+# To ask the kernel for each would take long.
+_ids = (drawn[at : at + 32] for drawn in iter(lambda: os.urandom(4096).hex(), "") for at in range(0, len(drawn), 32))
 
 
 def assign_request_id(scope: Scope) -> str:
     """The client's own `X-Request-Id`, or a fresh one; it goes back with the response and stands in the log."""
     scope[HEADERS_KEY] = named = dict(reversed(scope["headers"]))
     given = named.get(b"x-request-id")
-    chosen: str = given.decode() if given and ALLOWED_ID.fullmatch(given) else next(_fresh_ids)
+    chosen: str = given.decode() if given and ALLOWED_ID.fullmatch(given) else next(_ids)
     scope[REQUEST_ID_KEY] = chosen
     return chosen
 
@@ -219,8 +213,7 @@ class Front:
             await send(message)
 
         serving = self.phase is Phase.SERVING
-        # Draining does not wait for requests that arrive after it began.
-        counted = serving or self.phase is not Phase.DRAINING
+        counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
         if counted:
             self.active += 1
         try:

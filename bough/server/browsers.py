@@ -14,6 +14,7 @@ from starlette.types import Scope
 from bough.core.errors import SettingsError
 from bough.core.server_settings import EdgeSettings
 from bough.server.errors import Failure
+from bough.server.http_protocol import HEADERS_KEY
 
 Headers = Mapping[bytes, bytes]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -37,7 +38,7 @@ class BrowserRules:
         self._proxies = _trusted_networks(settings.forwarded_allow_ips)
 
     def refusal(self, scope: Scope, route: str) -> Failure | None:
-        headers = dict(scope["headers"])
+        headers: Headers = scope.get(HEADERS_KEY) or dict(scope["headers"])
         if len(headers) < len(scope["headers"]):  # of a header that comes twice both values must be allowed
             values: dict[bytes, list[bytes]] = {}
             for name, value in scope["headers"]:

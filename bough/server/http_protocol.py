@@ -26,6 +26,7 @@ from bough.server.errors import HttpError
 log = logging.getLogger(__name__)
 
 EXCHANGE_KEY = "bough.exchange"  # of the scope
+HEADERS_KEY = "bough.headers"  # of the scope: by name, of a header that comes twice the first
 WHOLE_KEY = "bough.body"  # of the message that starts a response: its whole body
 MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before the client is slowed down
 LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends
@@ -335,7 +336,7 @@ class Exchange:
         if not self.whole or self._read:
             return None
         self._read = True
-        return self._taken()
+        return self._body.pop() if len(self._body) == 1 else self._taken()
 
     async def receive(self) -> Message:
         if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):
@@ -373,15 +374,16 @@ class Exchange:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def send(self, message: Message) -> None:
-        body: bytes | None = message.get("body", b"")
+        body: bytes = message.get("body", b"")
         if message["type"] == "http.response.start":
             if self.started:
                 raise RuntimeError("a response starts once")
-            body = message.get(WHOLE_KEY)
-            self._start(message["status"], message.get("headers", ()), None if body is None else len(body))
-            if body is None:
+            whole: bytes | None = message.get(WHOLE_KEY)
+            self._start(message["status"], message.get("headers", ()), None if whole is None else len(whole))
+            if whole is None:
                 self.connection.loop.call_soon(self._send_head)
                 return
+            body = whole
         if self.connection.drained is not None:
             await self.until_writable()
         self.write(body, message.get("more_body", False))

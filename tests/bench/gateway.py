@@ -83,9 +83,7 @@ HELP = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--simulate", action="store_true", help="in virtual time, without processes")
     parser.add_argument("--overhead", action="store_true", help="compare with calling a worker directly instead")
-    parser.add_argument(
-        "--against", nargs="+", metavar="DIR", help="other checkouts whose gateways take turns (overhead)"
-    )
+    parser.add_argument("--against", nargs="+", metavar="DIR", help="compare the gateways of other checkouts instead")
     parser.add_argument(
         "--scale", action="store_true", help="measure the gateway's own work per request and worker instead"
     )

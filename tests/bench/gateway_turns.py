@@ -52,20 +52,18 @@ def loads(stream_len: int) -> list[Load]:
     ]
 
 
-def measure_turns(
-    trees: Sequence[str], connections: int, seconds: float, stream_len: int, names: Sequence[str] | None
-) -> Iterator[dict[str, Any]]:
+def measure_turns(trees: Sequence[str], connections: int, seconds: float, stream_len: int) -> Iterator[dict[str, Any]]:
     """One result per load; `seconds` is how long each gateway has."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         worker = enter(program_process(["tests.bench.gateway_turns", "worker"]))
         urls = [f"{worker.url}/{number}" for number in range(WORKERS)]
         found = {COPYING: enter(program_process(["tests.bench.gateway_turns", "copy", worker.url]))}
-        for tree in [*trees, "."]:
-            found[Path(tree).resolve().name] = enter(gateway_process(urls, POLICY, tree=Path(tree).resolve()))
+        for tree in trees:
+            found[tree] = enter(gateway_process(urls, POLICY, tree=Path(tree).resolve()))
+        found["this checkout"] = enter(gateway_process(urls, POLICY))
         for load in loads(stream_len):
-            if names is None or load.name.split(",")[0].split()[0] in names or load.unit in names:
-                yield uvloop.run(_take_turns(load, found, connections, seconds))
+            yield uvloop.run(_take_turns(load, found, connections, seconds))
 
 
 async def _take_turns(

@@ -37,6 +37,16 @@ def test_engines_have_no_virtual_time() -> None:
 
 
 @pytest.mark.slow
+def test_gateways_of_two_checkouts_take_turns(capfd: pytest.CaptureFixture[str]) -> None:
+    flags = "--overhead --json --seconds 0.2 --connections 4 --stream-len 4 --against ."
+    assert bench(["gateway", *flags.split()]) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    for row, unit in zip(rows, ("request", "token", "token"), strict=True):
+        figures = row[f"cpu_us_per_{unit}"]
+        assert list(figures) == ["only copying", ".", "this checkout"] and min(figures.values()) > 0
+
+
+@pytest.mark.slow
 def test_the_overhead_of_a_real_gateway(capfd: pytest.CaptureFixture[str]) -> None:
     flags = "--overhead --json --seconds 0.3 --connections 4 --stream-len 8 --step-ms 1"
     assert bench(["gateway", *flags.split()]) == 0

@@ -42,11 +42,11 @@ def play(steps: str) -> tuple[Breaker, float]:
             case "f":
                 breaker.failed(now_s)
             case "s":
-                breaker.succeeded(now_s)
+                breaker.succeeded()
             case "b":
                 breaker.begin(now_s)
             case "p":
-                breaker.proved(now_s)
+                breaker.proved()
             case "a":
                 breaker.abandoned()
             case "r":

@@ -122,7 +122,7 @@ class GrpcFront:
 
 async def _refuse(context: Any, response: UpstreamResponse) -> NoReturn:
     code = getattr(grpc.StatusCode, messages.CODES.get(response.status, "INTERNAL"))
-    after = response.header(b"retry-after")
+    after = response.named.get(b"retry-after")
     details = messages.error_text(await response.read())
     await context.abort(code, details, () if after is None else (("retry-after", after.decode()),))
     raise AssertionError  # `abort` has ended the call

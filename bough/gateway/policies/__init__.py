@@ -39,7 +39,7 @@ class WorkerView(Protocol):
     def load(self) -> int: ...
 
 
-class RoutingRequest(msgspec.Struct, frozen=True):
+class RoutingRequest(msgspec.Struct, frozen=True, gc=False):
     """The part of a request that routing needs."""
 
     model: str
@@ -49,7 +49,7 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     target: str | None  # X-SMG-Target-Worker: the id or URL of a worker
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """The chosen worker, the share of the prompt (0..1) that it is expected to have cached, and the tokens that are
     left to compute, where the policy counts them."""
 

@@ -6,7 +6,7 @@ nodes. Text is compared in C, in whole pieces.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 MOST_NODES = 2**18  # of one worker; a node takes about half a KiB besides its text
@@ -24,8 +24,6 @@ class TextNode:
 
 def common_length(left: str, right: str, start: int) -> int:
     """How many characters of `left` stand at `start` in `right`."""
-    if right.startswith(left, start):
-        return len(left)
     same, differs = 0, min(len(left), len(right) - start) + 1
     while differs - same > 1:
         middle = (same + differs) // 2
@@ -44,7 +42,7 @@ class TextTree:
         self._most_nodes = most_nodes
         self._sizes: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        self._ends: dict[str, OrderedDict[TextNode, None]] = {}
+        self._ends: dict[str, OrderedDict[TextNode, None]] = defaultdict(OrderedDict)
         self._stamp = 0.0
 
     def size(self, worker: str) -> int:
@@ -59,32 +57,29 @@ class TextTree:
             child = node.children.get(text[depth])
             if child is None:
                 break
-            same = common_length(child.text, text, depth)
+            piece = child.text
+            same = len(piece) if text.startswith(piece, depth) else common_length(piece, text, depth)
             depth += same
             holders = child.holders
             if since:
                 holders = {worker: stamp for worker, stamp in holders.items() if stamp >= since}
             held.update(dict.fromkeys(holders, depth))
-            if same < len(child.text):
+            if same < len(piece):
                 break
             node = child
         return held
 
     def insert(self, text: str, worker: str, now: float = 0.0) -> None:
         stamp = self._stamp = max(now, self._stamp + 1e-6)  # later is always more, whatever the clock's steps
-        ends = self._ends.get(worker)
-        if ends is None:
-            ends = self._ends[worker] = OrderedDict()
+        ends = self._ends[worker]
         node, depth, length = self._root, 0, len(text)
         while depth < length:
             child = node.children.get(text[depth])
             if child is None:
                 child = TextNode(text[depth:], node, {})
                 node.children[text[depth]] = child
-            else:
-                same = common_length(child.text, text, depth)
-                if same < len(child.text):
-                    child = self._split(child, same)
+            elif not text.startswith(child.text, depth):
+                child = self._split(child, common_length(child.text, text, depth))
             if worker not in child.holders:
                 self._sizes[worker] = self._sizes.get(worker, 0) + len(child.text)
                 self._counts[worker] = self._counts.get(worker, 0) + 1

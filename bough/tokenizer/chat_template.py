@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial, wraps
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -33,6 +34,11 @@ KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 PROBE = "bough-tries-this"
 LIMIT_S, LIMIT_EACH_S = 1.0, 0.001  # of computing, for a prompt and for each of its messages and tools
 MOST_TEXT = 1 << 27  # characters of a text, or entries of a list, that a template may make
+MOST_MADE = 1 << 28  # the same of all calls, or of one: its two largest arguments multiplied
+WIDEST = 1 << 20  # a number that is an argument
+MULTIPLIES = ("expandtabs", "do_indent", "_to_json")  # do so with a number
+# In a format, a width or precision of so many digits, or one that an argument gives.
+WIDE = re.compile(r"%(\([^)]*\))?[-+ #0.\d]*(\*|\d{7})|\{[^{}]*\d{7}")
 
 
 class ChatTemplate:
@@ -217,12 +223,12 @@ def _run(source: str, variables: Mapping[str, Any]) -> str:
     from jinja2 import TemplateError
 
     given = len(variables["messages"]) + len(variables.get("tools") or ())
-    _clock.due_s = time.thread_time() + LIMIT_S + LIMIT_EACH_S * given
+    _clock.due_s, _clock.made = time.thread_time() + LIMIT_S + LIMIT_EACH_S * given, 0
     try:
         return compile_template(source).render(variables)
     except TemplateError as error:
         raise RequestError(f"The chat template refused the messages: {error.message}", field="messages") from None
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         # Python's own errors out of a template's expressions: it met a shape of message that it does not expect.
         raise RequestError(
             f"The chat template cannot render these messages: {type(error).__name__}: {error}", field="messages"
@@ -262,19 +268,23 @@ def _environment() -> Environment:
         """Template authors need not mean well. To go on for ever takes loops or calls; to fill the memory, values that
         grow from one to the next by a name, an argument or a block, or an operator that multiplies."""
 
-        intercepted_binops = frozenset(("*", "**"))
+        intercepted_binops = frozenset(("*", "**", "%"))
         concat = staticmethod(lambda parts: _sized("".join(parts)))
 
         def _generate(self, source: nodes.Template, *given: Any, **options: Any) -> str:
             return super()._generate(Counting().visit(source), *given, **options)
 
         def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            _tick()
+            owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # Jinja wraps `format`
+            if (name := getattr(obj, "__name__", "")) in ("format", "format_map"):
+                _narrow(owner)
             for value in (*args, *kwargs.values()):
                 _sized(value)
-            return super().call(context, obj, *args, **kwargs)
+            return _made(name, partial(super().call, context, obj), owner, args, kwargs)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "%":
+                return super().call_binop(context, operator, _narrow(left), right)
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
                     _sized(value, times)
@@ -282,12 +292,19 @@ def _environment() -> Environment:
 
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
     del environment.globals["lipsum"]  # any amount of text, and of no use in a prompt
-    environment.filters |= {"tojson": _to_json, "_ticking": _ticking, "_sized": _sized}
+    form = environment.filters["format"]
+    environment.filters |= {
+        "tojson": _to_json,
+        "format": lambda value, *args, **named: form(_narrow(value), *args, **named),
+    }
+    environment.filters = {name: _bounded(each) for name, each in environment.filters.items()}
+    environment.filters |= {"_ticking": _ticking, "_sized": _sized}
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
 
 
+TOO_MUCH = "The chat template makes too much text; give another with --chat-template."
 _clock, _steps = threading.local(), itertools.count()
 
 
@@ -305,12 +322,42 @@ def _ticking(values: Iterable[Any]) -> Iterator[Any]:
 
 def _sized(value: Any, times: int = 1) -> Any:
     """Numbers count more: the time that they take grows faster than their length."""
-    size = len(value) if isinstance(value, str | list | tuple) else 0
-    if isinstance(value, int):
-        size = value.bit_length() << 10
+    size = value.bit_length() << 10 if isinstance(value, int) else _length(value)
     if size * abs(times) > MOST_TEXT:
-        raise RequestError("The chat template makes too much text; give another with --chat-template.")
+        raise RequestError(TOO_MUCH)
     return value
+
+
+def _narrow(format: Any) -> Any:
+    if isinstance(format, str) and WIDE.search(format.replace("%%", "")):
+        raise RequestError(TOO_MUCH)
+    return format
+
+
+def _made(name: str, make: Callable[..., Any], owner: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    _tick()
+    given = (owner, *args, *named.values())
+    width = max((abs(each) for each in given if isinstance(each, int)), default=0)
+    first, second = sorted([width if name in MULTIPLIES else 1, 1, *map(_length, given)])[-2:]
+    if width > WIDEST or first * second > MOST_MADE:
+        raise RequestError(TOO_MUCH)
+    made = make(*args, **named)
+    _clock.made += _length(made)
+    if _clock.made > MOST_MADE:
+        raise RequestError(TOO_MUCH)
+    return made
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+def _bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(filter)  # with what Jinja is to pass first
+    def bounded(*args: Any, **named: Any) -> Any:
+        return _made(filter.__name__, filter, None, args, named)
+
+    return bounded
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -36,7 +36,7 @@ LIMIT_S, LIMIT_EACH_S = 1.0, 0.001  # of computing, for a prompt and for each of
 MOST_TEXT = 1 << 27  # characters of a text, or entries of a list, that a template may make
 MOST_MADE = 1 << 28  # the same of all calls, or of one: its two largest arguments multiplied
 WIDEST = 1 << 20  # a number that is an argument
-MULTIPLIES = ("expandtabs", "do_indent", "_to_json")  # do so with a number
+MULTIPLY, FORMAT = ("expandtabs", "do_indent", "_to_json"), ("format", "format_map", "do_format")  # which calls do so
 # In a format, a width or precision of so many digits, or one that an argument gives.
 WIDE = re.compile(r"%(\([^)]*\))?[-+ #0.\d]*(\*|\d{7})|\{[^{}]*\d{7}")
 
@@ -275,28 +275,22 @@ def _environment() -> Environment:
             return super()._generate(Counting().visit(source), *given, **options)
 
         def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # Jinja wraps `format`
-            if (name := getattr(obj, "__name__", "")) in ("format", "format_map"):
-                _narrow(owner)
             for value in (*args, *kwargs.values()):
                 _sized(value)
-            return _made(name, partial(super().call, context, obj), owner, args, kwargs)
+            owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # Jinja wraps `format`
+            make = partial(super().call, context, obj, *args, **kwargs)
+            return _made(getattr(obj, "__name__", ""), make, owner, *args, *kwargs.values())
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "%":
-                return super().call_binop(context, operator, _narrow(left), right)
+            _allow(operator != "%" or not _is_wide(left))
             for value, times in ((left, right), (right, left)):
-                if isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
+                if operator != "%" and isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
                     _sized(value, times)
             return super().call_binop(context, operator, left, right)
 
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
     del environment.globals["lipsum"]  # any amount of text, and of no use in a prompt
-    form = environment.filters["format"]
-    environment.filters |= {
-        "tojson": _to_json,
-        "format": lambda value, *args, **named: form(_narrow(value), *args, **named),
-    }
+    environment.filters["tojson"] = _to_json
     environment.filters = {name: _bounded(each) for name, each in environment.filters.items()}
     environment.filters |= {"_ticking": _ticking, "_sized": _sized}
     environment.globals["raise_exception"] = _raise_exception
@@ -304,7 +298,6 @@ def _environment() -> Environment:
     return environment
 
 
-TOO_MUCH = "The chat template makes too much text; give another with --chat-template."
 _clock, _steps = threading.local(), itertools.count()
 
 
@@ -323,41 +316,40 @@ def _ticking(values: Iterable[Any]) -> Iterator[Any]:
 def _sized(value: Any, times: int = 1) -> Any:
     """Numbers count more: the time that they take grows faster than their length."""
     size = value.bit_length() << 10 if isinstance(value, int) else _length(value)
-    if size * abs(times) > MOST_TEXT:
-        raise RequestError(TOO_MUCH)
+    _allow(size * abs(times) <= MOST_TEXT)
     return value
 
 
-def _narrow(format: Any) -> Any:
-    if isinstance(format, str) and WIDE.search(format.replace("%%", "")):
-        raise RequestError(TOO_MUCH)
-    return format
-
-
-def _made(name: str, make: Callable[..., Any], owner: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    _tick()
-    given = (owner, *args, *named.values())
-    width = max((abs(each) for each in given if isinstance(each, int)), default=0)
-    first, second = sorted([width if name in MULTIPLIES else 1, 1, *map(_length, given)])[-2:]
-    if width > WIDEST or first * second > MOST_MADE:
-        raise RequestError(TOO_MUCH)
-    made = make(*args, **named)
-    _clock.made += _length(made)
-    if _clock.made > MOST_MADE:
-        raise RequestError(TOO_MUCH)
-    return made
+def _allow(fits: bool) -> None:
+    if not fits:
+        raise RequestError("The chat template makes too much text; give another with --chat-template.")
 
 
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, str | list | tuple) else 0
 
 
-def _bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(filter)  # with what Jinja is to pass first
-    def bounded(*args: Any, **named: Any) -> Any:
-        return _made(filter.__name__, filter, None, args, named)
+def _is_wide(form: Any) -> bool:
+    return isinstance(form, str) and WIDE.search(form.replace("%%", "")) is not None
 
-    return bounded
+
+def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
+    """What a call makes of these; the first may be the text whose method it is."""
+    _tick()
+    width = max((abs(each) for each in given if isinstance(each, int)), default=0)
+    first, second = sorted([width if name in MULTIPLY else 1, 1, *map(_length, given)])[-2:]
+    _allow(width <= WIDEST and first * second <= MOST_MADE and not (name in FORMAT and _is_wide(given[0])))
+    made = make()
+    _clock.made += _length(made)
+    _allow(_clock.made <= MOST_MADE)
+    return made
+
+
+def _bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
+    named = wraps(filter)  # with what Jinja is to pass first
+    return named(
+        lambda *args, **kwargs: _made(filter.__name__, partial(filter, *args, **kwargs), *args, *kwargs.values())
+    )
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -71,7 +71,7 @@ def executor_of(model: Model, monkeypatch: pytest.MonkeyPatch, graphs: GraphSize
     groups = loaded.config.kv_groups
     limits = Limits(2, 1, (200,) * len(groups), 128, 97, 32, "", groups=groups, media=loaded.media_limits)
     executor = assemble(loaded, settings, limits, graphs)
-    while executor.capture_next():
+    while executor.idle():
         pass
     return executor
 

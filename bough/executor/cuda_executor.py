@@ -187,12 +187,7 @@ class CudaExecutor:
         self._copies.begin_step(by_layer=False)  # a graph must not contain the wait
         if busy:
             return max(self._graphs, key=lambda graphs: graphs.most_wanted[0]).capture_next(1 + USES_BEFORE_CAPTURE)
-        return not self._control.asleep and (self._warm_up.advance() or self.capture_next())
-
-    @torch.inference_mode()
-    def capture_next(self) -> bool:
-        """Captures one graph; False when none is left."""
-        return any(graphs.capture_next() for graphs in self._graphs)
+        return not self._control.asleep and (self._warm_up.advance() or any(g.capture_next() for g in self._graphs))
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> InFlight:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial, wraps
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -33,6 +34,11 @@ KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 PROBE = "bough-tries-this"
 LIMIT_S, LIMIT_EACH_S = 1.0, 0.001  # of computing, for a prompt and for each of its messages and tools
 MOST_TEXT = 1 << 27  # characters of a text, or entries of a list, that a template may make
+MOST_MADE = 1 << 28  # the same of all calls, or of one: its two largest arguments multiplied
+WIDEST = 1 << 20  # a number that is an argument
+MULTIPLY, FORMAT = ("expandtabs", "do_indent", "_to_json"), ("format", "format_map", "do_format")  # which calls do so
+# In a format, a width or precision of so many digits, or one that an argument gives.
+WIDE = re.compile(r"%(\([^)]*\))?[-+ #0.\d]*(\*|\d{7})|\{[^{}]*\d{7}")
 
 
 class ChatTemplate:
@@ -217,12 +223,12 @@ def _run(source: str, variables: Mapping[str, Any]) -> str:
     from jinja2 import TemplateError
 
     given = len(variables["messages"]) + len(variables.get("tools") or ())
-    _clock.due_s = time.thread_time() + LIMIT_S + LIMIT_EACH_S * given
+    _clock.due_s, _clock.made = time.thread_time() + LIMIT_S + LIMIT_EACH_S * given, 0
     try:
         return compile_template(source).render(variables)
     except TemplateError as error:
         raise RequestError(f"The chat template refused the messages: {error.message}", field="messages") from None
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         # Python's own errors out of a template's expressions: it met a shape of message that it does not expect.
         raise RequestError(
             f"The chat template cannot render these messages: {type(error).__name__}: {error}", field="messages"
@@ -262,27 +268,31 @@ def _environment() -> Environment:
         """Template authors need not mean well. To go on for ever takes loops or calls; to fill the memory, values that
         grow from one to the next by a name, an argument or a block, or an operator that multiplies."""
 
-        intercepted_binops = frozenset(("*", "**"))
+        intercepted_binops = frozenset(("*", "**", "%"))
         concat = staticmethod(lambda parts: _sized("".join(parts)))
 
         def _generate(self, source: nodes.Template, *given: Any, **options: Any) -> str:
             return super()._generate(Counting().visit(source), *given, **options)
 
         def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            _tick()
             for value in (*args, *kwargs.values()):
                 _sized(value)
-            return super().call(context, obj, *args, **kwargs)
+            owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # Jinja wraps `format`
+            make = partial(super().call, context, obj, *args, **kwargs)
+            return _made(getattr(obj, "__name__", ""), make, owner, *args, *kwargs.values())
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _allow(operator != "%" or not _is_wide(left))
             for value, times in ((left, right), (right, left)):
-                if isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
+                if operator != "%" and isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
                     _sized(value, times)
             return super().call_binop(context, operator, left, right)
 
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
     del environment.globals["lipsum"]  # any amount of text, and of no use in a prompt
-    environment.filters |= {"tojson": _to_json, "_ticking": _ticking, "_sized": _sized}
+    environment.filters["tojson"] = _to_json
+    environment.filters = {name: _bounded(each) for name, each in environment.filters.items()}
+    environment.filters |= {"_ticking": _ticking, "_sized": _sized}
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
@@ -305,12 +315,41 @@ def _ticking(values: Iterable[Any]) -> Iterator[Any]:
 
 def _sized(value: Any, times: int = 1) -> Any:
     """Numbers count more: the time that they take grows faster than their length."""
-    size = len(value) if isinstance(value, str | list | tuple) else 0
-    if isinstance(value, int):
-        size = value.bit_length() << 10
-    if size * abs(times) > MOST_TEXT:
-        raise RequestError("The chat template makes too much text; give another with --chat-template.")
+    size = value.bit_length() << 10 if isinstance(value, int) else _length(value)
+    _allow(size * abs(times) <= MOST_TEXT)
     return value
+
+
+def _allow(fits: bool) -> None:
+    if not fits:
+        raise RequestError("The chat template makes too much text; give another with --chat-template.")
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+def _is_wide(form: Any) -> bool:
+    return isinstance(form, str) and WIDE.search(form.replace("%%", "")) is not None
+
+
+def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
+    """What a call makes of these; the first may be the text whose method it is."""
+    _tick()
+    width = max((abs(each) for each in given if isinstance(each, int)), default=0)
+    first, second = sorted([width if name in MULTIPLY else 1, 1, *map(_length, given)])[-2:]
+    _allow(width <= WIDEST and first * second <= MOST_MADE and not (name in FORMAT and _is_wide(given[0])))
+    made = make()
+    _clock.made += _length(made)
+    _allow(_clock.made <= MOST_MADE)
+    return made
+
+
+def _bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
+    named = wraps(filter)  # with what Jinja is to pass first
+    return named(
+        lambda *args, **kwargs: _made(filter.__name__, partial(filter, *args, **kwargs), *args, *kwargs.values())
+    )
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

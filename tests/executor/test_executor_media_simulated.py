@@ -71,8 +71,9 @@ def executor_of(model: Model, monkeypatch: pytest.MonkeyPatch, graphs: GraphSize
     groups = loaded.config.kv_groups
     limits = Limits(2, 1, (200,) * len(groups), 128, 97, 32, "", groups=groups, media=loaded.media_limits)
     executor = assemble(loaded, settings, limits, graphs)
-    while executor.capture_next():
-        pass
+    with torch.inference_mode():
+        while any(kind.capture_next() for kind in executor._graphs):
+            pass
     return executor
 
 

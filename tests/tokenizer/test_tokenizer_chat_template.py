@@ -129,6 +129,11 @@ def test_a_template_without_an_end_is_ended(template: str, monkeypatch: pytest.M
     assert ChatTemplate("{{ messages | length }}").render(TALK) == str(len(TALK)), "the next one has its own time"
 
 
+def test_formats_of_a_usual_width_are_filled() -> None:
+    template = "{{ '**%s** 5%% 01234567 %5.2f' % ('a', 1) }} {{ '{:*>5} 01234567'.format(1) }} {{ '%s' | format(2) }}"
+    assert ChatTemplate(template).render(TALK) == "**a** 5% 01234567  1.00 ****1 01234567 2"
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -142,6 +147,16 @@ def test_a_template_without_an_end_is_ended(template: str, monkeypatch: pytest.M
         "{{ 'a' * 10 ** 12 }}",
         "{{ 10 ** 7 * [0] }}",
         "{{ 9 ** 9 ** 9 }}",
+        "{{ 'a'.center(3000000000) }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ '%*d' % (3000000000, 1) }}",
+        "{{ '%3000000000d' | format(1) }}",
+        "{{ '{:>3000000000}'.format(1) }}",
+        "{{ 'a' | indent(3000000000, true) }}",
+        "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+        "{{ [1] | slice(1000000000) | list | length }}",
+        "{{ ('\t' * 99999).expandtabs(99999) }}",
+        "{{ range(99999) | map('string') | map('center', 99999) | list | length }}",
     ],
 )
 def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:

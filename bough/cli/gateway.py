@@ -37,11 +37,11 @@ def _roll(argv: Sequence[str]) -> int:
     parser = _client_parser("roll", "Replaces the workers of a running gateway one by one; no request fails.")
     parser.add_argument(
         "--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"),
-        help="put the worker at NEW in the place of the one at OLD; may be given repeatedly",
+        help="replace the worker at OLD by the one at NEW; may be given repeatedly",
     )  # fmt: skip
     parser.add_argument(
         "--worker-api-key", default=os.environ.get(WORKER_KEY_VARIABLE), metavar="TEXT",
-        help=f"key of the workers at NEW, which get no other; also {WORKER_KEY_VARIABLE}",
+        help=f"key of the workers at NEW; also {WORKER_KEY_VARIABLE}",
     )  # fmt: skip
     parser.add_argument("--timeout-s", type=float, default=1800.0, metavar="X", help="for each worker (default: 1800)")
     parsed = parser.parse(argv)
@@ -54,8 +54,8 @@ def _roll(argv: Sequence[str]) -> int:
 
 def _top(argv: Sequence[str]) -> int:
     parser = _client_parser("top", "A live table of a running gateway's workers.")
-    parser.add_argument("--interval-s", type=float, default=1.0, metavar="X", help="between two looks (default: 1)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="end after so many looks; at Ctrl-C when left out")
+    parser.add_argument("--interval-s", type=float, default=1.0, metavar="X", help="between two updates (default: 1)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="end after this many updates; at Ctrl-C when left out")
     parsed = parser.parse(argv)
     from bough.gateway.commands import AdminClient, show
 

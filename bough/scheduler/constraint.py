@@ -156,9 +156,7 @@ class Constraint:
         paths: dict[int, list[int]] = {0: []}  # of drafts that the grammar takes: those before, and itself
         at, why_dead = paths[0], self.dead_end
         for node, (draft, parent, line) in enumerate(zip(drafts, parents, lines, strict=True), 1):
-            if not self.quick or self.late:
-                break
-            if (path := paths.get(parent)) is None:
+            if not self.quick or (path := paths.get(parent)) is None:
                 continue
             same = sum(a == b for a, b in zip(at, path, strict=False))  # once apart, they stay so
             self._matcher.rollback(len(at) - same)
@@ -172,6 +170,7 @@ class Constraint:
                 self._allow(line, generated + len(at) - 1)
                 if self.late or not line.any():
                     line.fill(-1)
+                    break
         self._matcher.rollback(len(at))
         self.late, self.dead_end = False, why_dead
 

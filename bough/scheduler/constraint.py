@@ -146,24 +146,32 @@ class Constraint:
         if not words.any():
             self.dead_end = self.dead_end or (DEAD_END_OF_WORDS if self._bad_words else DEAD_END)
 
-    def allow_behind(self, drafts: Sequence[int], lines: IntArray, generated: int) -> None:
-        """Writes what may be sampled behind each of some drafts. Where that is not quickly said, or nothing could be,
-        it is anything: should the drafts hold, what is sampled behind them is taken back, and looked at anew."""
-        if self.late or not self._quick or self._refused:
+    def allow_behind(self, drafts: Sequence[int], parents: Sequence[int], lines: IntArray, generated: int) -> None:
+        """Writes what may be sampled behind each of some drafts; `parents` as in `BatchPlan`. Where that is not quickly
+        said, or nothing could be, it is anything: should the drafts hold, what the grammar does not take of what is
+        sampled behind them is taken back, and looked at anew."""
+        if self.late or not self.quick or self._refused:
             return
         assert self._matcher is not None
-        taken, why_dead = 0, self.dead_end
-        for draft, line in zip(drafts, lines, strict=True):
-            if not self._quick or not self._matcher.accept(draft):
-                break
-            taken += 1
-            if self._matcher.finished:
-                break
-            self._allow(line, generated + taken - 1)
-            if self.late or not line.any():
-                line.fill(-1)
-                break
-        self._matcher.rollback(taken)
+        paths: dict[int, list[int]] = {0: []}  # of drafts that the grammar takes: those before, and itself
+        at, why_dead = paths[0], self.dead_end
+        for node, (draft, parent, line) in enumerate(zip(drafts, parents, lines, strict=True), 1):
+            if not self.quick or (path := paths.get(parent)) is None:
+                continue
+            same = sum(a == b for a, b in zip(at, path, strict=False))  # once apart, they stay so
+            self._matcher.rollback(len(at) - same)
+            at = path
+            for before in path[same:]:
+                self._matcher.accept(drafts[before - 1])
+            if self._matcher.finished or not self._matcher.accept(draft):
+                continue
+            paths[node] = at = [*path, node]
+            if not self._matcher.finished:
+                self._allow(line, generated + len(at) - 1)
+                if self.late or not line.any():
+                    line.fill(-1)
+                    break
+        self._matcher.rollback(len(at))
         self.late, self.dead_end = False, why_dead
 
     def _allow(self, words: IntArray, generated: int, deadline: float | None = None) -> None:
@@ -244,14 +252,14 @@ class Constraint:
         return True
 
     @property
-    def _quick(self) -> bool:
+    def quick(self) -> bool:
         """The grammar is under way, and asking it something costs nothing worth mentioning. It alone does not know what
-        must come where there are bad words."""
+        must come where there are bad words. Only then can it be told what may come behind drafts."""
         return not self._bad_words and self._stepped and self._masks is not None and not self._masks.slow
 
     def forced(self) -> bytes:
         """What must come next behind a token of the grammar, whatever is sampled."""
-        if self._matcher is None or not self._quick or self._matcher.finished:
+        if self._matcher is None or not self.quick or self._matcher.finished:
             return b""
         return self._matcher.forced()
 
@@ -261,7 +269,7 @@ class Constraint:
 
     def must_end(self, scratch: IntArray) -> bool:
         """Whether the text is whole and nothing may follow but its end."""
-        if self._matcher is None or not self._quick or self._matcher.finished or not self._matcher.can_end:
+        if self._matcher is None or not self.quick or self._matcher.finished or not self._matcher.can_end:
             return False
         assert self._masks is not None
         self._fill(self._masks, scratch)

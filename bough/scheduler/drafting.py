@@ -1,8 +1,8 @@
 """How many tokens each decode computes in a step: its own and the drafts behind it.
 
-Drafts come from the device (`Limits.drafts`) or from a proposer on the host. A row under a grammar gets no trees: its
-masks are those behind a chain. No row gets more than its request may still sample, so a step never writes beyond the
-pages that the request was admitted with.
+Drafts come from the device (`Limits.drafts`) or from a proposer on the host. No row gets more than its request may
+still sample, so a step never writes beyond the pages that the request was admitted with; and none under a grammar,
+thinking or bad words that have no masks behind drafts, which would let through what is not allowed there.
 
 The host proposes while the row's last step is still in flight, and does not know how many tokens that gives. So a plan
 brings spare tokens, and the executor passes over as many as the row has got.
@@ -43,7 +43,6 @@ class Drafting:
         self._proposer = proposer
         self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)
         adaptive = limits.adaptive_drafts if proposer is None else proposer.adaptive
-        self._trees = limits.draft_levels > 0
         levels = min(1.0, limits.draft_levels / limits.drafts) if limits.draft_levels else 1.0
         self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive, levels=levels)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
@@ -64,14 +63,16 @@ class Drafting:
         # that it stops with is cached as it is without drafts.
         stoppable = table.heeds_eos[rows] | table.has_stop_ids[rows]
         largest = np.clip(table.max_new[rows] - table.sampled[rows] - stoppable, 1, self.most)
+        for place in table.constrained[rows].nonzero()[0].tolist():
+            constraint = table.request_in(int(rows[place])).constraint
+            largest[place] = largest[place] if constraint is not None and constraint.quick else 1
         if not len(rows) or len(rows) > DRAFTED_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
         if self._proposer is None:
             if not self._lengths.knows_cost(len(rows)):  # the device has drafts for all: no other step would tell
                 return self.without(rows)
-            able = largest - 1 if not self._trees else np.where(table.constrained[rows], 0, largest - 1)
-            guessed = self._lengths.choose(rows, able.astype(np.int32))
+            guessed = self._lengths.choose(rows, (largest - 1).astype(np.int32))
             return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
         began = time.perf_counter()
         drafts = self._propose(self._proposer, rows, largest)

@@ -60,11 +60,12 @@ class GrammarSteps:
         late may sample anything: their result is dropped."""
         table = self._table
         plan = step.plan.aligned(table.known[step.plan.rows] - step.known)
-        assert plan.masked is not None
-        if (plan.masked & (plan.query_lens > plan.given + 1)).any():
+        masked = plan.masked
+        assert masked is not None
+        if (masked & (plan.query_lens > plan.given + 1)).any():
             plan = self._executor.drafted(plan.step)
         deadline = time.monotonic() + PATIENCE_S
-        places = np.flatnonzero(plan.masked)
+        places = np.flatnonzero(masked)
         decodes = plan.given < plan.query_lens
         drafts = np.where(decodes, plan.given, 0)[places]
         words = np.full((len(places) + int(drafts.sum()), self._words), -1, dtype=np.int32)
@@ -77,8 +78,9 @@ class GrammarSteps:
                 assert request.constraint is not None
                 generated = int(table.known[row]) - request.prompt_len
                 request.constraint.allow(lines[0], generated, deadline)
-                given = plan.tokens[given_ends[place] - count : given_ends[place]].tolist()
-                request.constraint.allow_behind(given, lines[1:], generated + 1)
+                own = slice(given_ends[place] - count, given_ends[place])
+                parents = range(count) if plan.parents is None else plan.parents[own].tolist()
+                request.constraint.allow_behind(plan.tokens[own].tolist(), parents, lines[1:], generated + 1)
         return TokenMasks(words)
 
     def advance(self, rows: RowIndex, before: IntArray, bad: BoolArray) -> dict[int, FinishAbort]:

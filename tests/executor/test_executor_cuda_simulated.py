@@ -876,7 +876,7 @@ def test_draft_models_change_nothing(kind: str, topk: int, tmp_path: Path) -> No
         held[handle == 2] += sum(n * steps for n, steps in enumerate(drafts.held))
         proposed[handle == 2] += drafts.proposed
     assert held[0] >= proposed[0] / topk > 0 if kind == "STANDALONE" else proposed[0] > 6
-    assert (proposed[1] > 0) == (topk == 1), "masks are those behind a chain"
+    assert proposed[1] > 0
 
 
 NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}

@@ -172,12 +172,14 @@ def test_a_target_as_its_own_draft_is_always_right(folders: dict[str, Path]) -> 
         assert drafting.held == drafting.proposed and drafting.verified == 6 * -(-29 // 6)
 
 
-@pytest.mark.parametrize("kind", ["itself", "EAGLE3"])
-def test_a_grammar_allows_what_it_does_without_drafts(kind: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("kind", "shape"), [("itself", {}), ("EAGLE3", {}), ("itself", TREE), ("EAGLE3", TREE)])
+def test_a_grammar_allows_what_it_does_without_drafts(
+    kind: str, shape: dict[str, int], folders: dict[str, Path]
+) -> None:
     folder, flags = flags_of(kind, folders)
     wide = [[byte for byte in range(64) if byte % 4 != place % 4] for place in range(30)]
     found = []
-    for more in ({}, flags):
+    for more in ({}, {**flags, **shape}):
         with serving(folder, {"disable_jump_forward": True}, **more) as bench:
             for handle, prompt in enumerate(prompts(4)):
                 sampling = {"temperature": 0.0} if handle % 2 else {"temperature": 0.8, "top_p": 0.9, "seed": 3}

@@ -116,23 +116,22 @@ def test_times_that_were_not_measured_follow_from_their_neighbours() -> None:
     assert times.of(np.array([6]))[0] < 4.0
 
 
-def device_drafting(count: int, *, adaptive: bool = True, levels: int = 0) -> Drafting:
+def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
     """Rows whose drafts the device makes, up to three; the second is under a grammar, the third has three tokens left,
-    one of them for a step of its own."""
-    requests = [SimpleNamespace(count_drafts=lambda *counts: None)] * count
+    one of them for a step of its own, and the fifth is under a slow grammar."""
+    constraints = [SimpleNamespace(quick=row != 4) for row in range(count)]
+    requests = [SimpleNamespace(count_drafts=lambda *counts: None, constraint=each) for each in constraints]
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
-    table.constrained, table.max_new = np.arange(count) == 1, np.where(np.arange(count) == 2, 13, 100)
+    table.constrained, table.max_new = np.arange(count) % 3 == 1, np.where(np.arange(count) == 2, 13, 100)
     table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
     table.heeds_eos, table.has_stop_ids = np.arange(count) == 2, np.zeros(count, dtype=bool)
-    limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive, draft_levels=levels)
+    limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive)
     return Drafting(table, limits, None)
 
 
-def test_drafts_of_the_device_are_for_rows_that_have_room_and_trees_for_those_without_a_grammar() -> None:
-    trees = device_drafting(4, adaptive=False, levels=3).decide(rows(0, 1, 2, 3))
-    drafts = device_drafting(4, adaptive=False).decide(rows(0, 1, 2, 3))
-    assert trees.widths.tolist() == [4, 1, 2, 4] and trees.some
-    assert drafts.widths.tolist() == [4, 4, 2, 4] and drafts.some
+def test_drafts_of_the_device_are_for_rows_that_have_room() -> None:
+    drafts = device_drafting(5, adaptive=False).decide(rows(0, 1, 2, 3, 4))
+    assert drafts.widths.tolist() == [4, 4, 2, 4, 1] and drafts.some
     assert not drafts.given.any() and not len(drafts.tokens)
     assert not device_drafting(DRAFTED_ROWS + 1).decide(np.arange(DRAFTED_ROWS + 1)).some
 

@@ -12,7 +12,7 @@ from bough.core.plan import mask_words
 from bough.core.sampling_params import SamplingParams
 from bough.messages.requests import Thinking
 from bough.scheduler.constraint import Constraint, ThinkingTrack
-from tests.fakes.executor import VOCAB
+from tests.fakes.executor import VOCAB, GuessingProposer
 from tests.fakes.grammars import EOS, MERGED, PIECES, FakeCompiled, FakeGrammars, Places, grammar
 from tests.fakes.scheduler_bench import Bench
 
@@ -112,9 +112,11 @@ def test_without_a_grammar_a_marker_is_not_pressed_on_the_answer() -> None:
     assert c.accept(1) and len(allowed(c)) == VOCAB and c.accept(7) and c.accept(61) and len(allowed(c)) == VOCAB
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_budget_without_a_grammar(overlap: bool) -> None:
-    b = Bench(eos_ids=(EOS,), disable_overlap_schedule=not overlap)
+def test_a_budget_without_a_grammar(overlap: bool, drafts: int) -> None:
+    proposer = GuessingProposer(drafts) if drafts else None
+    b = Bench(eos_ids=(EOS,), disable_overlap_schedule=not overlap, proposer=proposer)
     b.ask(0, [1, 2], max_new_tokens=12, thinking=marks(begun=True, budget=3), ignore_eos=True)
     b.run()
     output = b.out.outputs[0]
@@ -123,13 +125,19 @@ def test_a_budget_without_a_grammar(overlap: bool) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=1, max_size=4), st.booleans(), st.booleans())
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_whatever_is_thought_the_answer_follows_the_grammar(
-    asked: list[tuple[bool, int]], overlap: bool, jumps: bool
+    asked: list[tuple[bool, int]], overlap: bool, jumps: bool, drafts: bool
 ) -> None:
     b = Bench(
         eos_ids=(EOS,),
         grammars=FakeGrammars(),
+        proposer=GuessingProposer(3) if drafts else None,
         disable_overlap_schedule=not overlap,
         disable_jump_forward=not jumps,
     )

@@ -35,8 +35,12 @@ PROBE = "bough-tries-this"
 LIMIT_S, LIMIT_EACH_S = 1.0, 0.001  # of computing, for a prompt and for each of its messages and tools
 MOST_TEXT = 1 << 27  # characters of a text, or entries of a list, that a template may make
 MOST_MADE = 1 << 28  # the same of all calls, or of one: its two largest arguments multiplied
-WIDEST = 1 << 20  # a number that is an argument
-MULTIPLY, FORMAT = ("expandtabs", "do_indent", "_to_json"), ("format", "format_map", "do_format")  # which calls do so
+WIDEST = 1 << 20  # a number that says how much a call makes
+# Calls and filters that are told so by a number, that may make as much as two arguments multiplied, and that format.
+WIDTHS = ("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "_to_json")
+WIDTHS += ("do_center", "do_indent", "do_batch", "do_slice", "do_round", "do_wordwrap")
+MULTIPLY = ("expandtabs", "replace", "join", "_to_json", "do_indent", "do_replace", "do_join", "do_wordwrap")
+FORMAT = ("format", "format_map", "do_format")
 # In a format, a width or precision of so many digits, or one that an argument gives.
 WIDE = re.compile(r"%(\([^)]*\))?[-+ #0.\d]*(\*|\d{7})|\{[^{}]*\d{7}")
 
@@ -228,6 +232,8 @@ def _run(source: str, variables: Mapping[str, Any]) -> str:
         return compile_template(source).render(variables)
     except TemplateError as error:
         raise RequestError(f"The chat template refused the messages: {error.message}", field="messages") from None
+    except RequestError:
+        raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         # Python's own errors out of a template's expressions: it met a shape of message that it does not expect.
         raise RequestError(
@@ -336,9 +342,11 @@ def _is_wide(form: Any) -> bool:
 def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
     """What a call makes of these; the first may be the text whose method it is."""
     _tick()
-    width = max((abs(each) for each in given if isinstance(each, int)), default=0)
-    first, second = sorted([width if name in MULTIPLY else 1, 1, *map(_length, given)])[-2:]
-    _allow(width <= WIDEST and first * second <= MOST_MADE and not (name in FORMAT and _is_wide(given[0])))
+    width = max((abs(each) for each in given[1:] if isinstance(each, int)), default=0) if name in WIDTHS else 0
+    if name in MULTIPLY:
+        first, second = sorted([width, 1, *map(_length, given)])[-2:]
+        _allow(first * second <= MOST_MADE)
+    _allow(width <= WIDEST and not (name in FORMAT and _is_wide(given[0])))
     made = make()
     _clock.made += _length(made)
     _allow(_clock.made <= MOST_MADE)

@@ -161,8 +161,20 @@ def test_formats_of_a_usual_width_are_filled() -> None:
 )
 def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MOST_TEXT", 1 << 20)
-    with pytest.raises(RequestError, match="makes too much text; give another with --chat-template"):
+    with pytest.raises(RequestError, match="^The chat template makes too much text; give another with --chat-template"):
         ChatTemplate(template).render(TALK)
+
+
+def test_large_numbers_and_long_texts_are_values_like_others() -> None:
+    template = ChatTemplate(
+        "{% macro show(a, b) %}{{ a | string }}{{ b | length }}{% endmacro %}{% set at = messages[0].at %}"
+        "{% set c = messages[0].content %}{{ show(at, c) }} {{ at | tojson }} {{ at | default(at) }} "
+        "{{ at | int(at) }} {{ [at] | select('equalto', at) | list }} {{ show(c, c) | length }} {{ c.startswith(c) }} "
+        "{{ c.split(c) }}"
+    )
+    said = template.render([{"role": "user", "content": "ab" * 50_000, "at": 1_763_510_400}])
+    one = "1763510400"
+    assert said == f"{one}100000 {one} {one} {one} [{one}] 100006 True ['', '']"
 
 
 def test_a_long_conversation_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:

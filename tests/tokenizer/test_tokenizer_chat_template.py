@@ -161,7 +161,9 @@ def test_formats_of_a_usual_width_are_filled() -> None:
 )
 def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MOST_TEXT", 1 << 20)
-    with pytest.raises(RequestError, match="^The chat template makes too much text; give another with --chat-template"):
+    with pytest.raises(
+        RequestError, match=r"^The chat template makes too much text; give another with --chat-template"
+    ):
         ChatTemplate(template).render(TALK)
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from torch.nn.attention import varlen
 
 from bough.core.plan import Encode
 from bough.core.settings import Settings
@@ -82,7 +83,7 @@ def test_sizes_are_told_by_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     model = make(family, tmp_path)
     files, settings = locate(str(tmp_path)), Settings.from_flat({"dtype": "float32"})
     loaded = load_model(files, settings, resolve_config(files, settings), torch.device("cpu"))
-    monkeypatch.setattr(encoders, "varlen_attn", attend)
+    monkeypatch.setattr(varlen, "varlen_attn", attend)
     for module in (encoder, encoders):
         monkeypatch.setattr(module, "sent", OnDevice.sent)
     transformers.AttentionInterface.register(encoders.PACKED, encoders.packed_attention)

@@ -1,7 +1,8 @@
 """`python -m tests.system.chaos [--minutes 10] [--seed 0] [--out FOLDER] [--only WORD …]`
 
-Three engines behind a gateway under mixed load, and a fault every few seconds. Ends with a table, `chaos.json` and
-`chaos.png`, and exit code 1 if a request was lost, an output differed, or something was not given back."""
+Five engines of two models behind a gateway under mixed load, and a fault every few seconds. Ends with a table,
+`chaos.json` and `chaos.png`, and exit code 1 if a request was lost, an output differed, or something was not given
+back."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Any
 
 from tests.system.chaos.faults import FAULTS
 from tests.system.chaos.fleet import HEADERS, Fleet
-from tests.system.chaos.load import Load
+from tests.system.chaos.load import Load, cases, image_cases
 from tests.system.chaos.report import Record, write_report
 
 PAUSES_S = (2.0, 5.0)
@@ -26,7 +27,7 @@ SETTLED_S = 90.0
 
 
 async def disturb(fleet: Fleet, record: Record, until: float, draw: random.Random, names: list[str]) -> None:
-    """One fault after the other, in shuffled rounds, as long as two engines are left to take over."""
+    """One fault after the other, in shuffled rounds, as long as each model has two engines."""
     waiting: list[str] = []
     while time.monotonic() < until:
         await asyncio.sleep(draw.uniform(*PAUSES_S))
@@ -65,7 +66,7 @@ async def settle(fleet: Fleet, load: Load) -> None:
 async def chaos(minutes: float, seed: int, folder: Path, names: list[str]) -> tuple[Record, dict[str, Any]]:
     record = Record()
     async with Fleet(folder) as fleet:
-        load = Load(fleet.url, lambda begin: any(end >= begin for _, end in fleet.gateway_outages))
+        load = Load(fleet.url, fleet.was_killed_since, cases=cases() + image_cases())
         await load.learn()
         await settle(fleet, load)
         unsettled = list(load.notes)

@@ -1,5 +1,6 @@
-"""The fleet: a gateway of two processes with two engines of its own, and a third engine behind a wire, where
-permitted in a network namespace. What dies is started again, as an operator's supervisor would."""
+"""The fleet: a gateway of two processes with two engines of its own, a third engine behind a wire, where permitted in a
+network namespace, and two engines of a tiny model that reads images. What dies is started again, as an operator's
+supervisor would."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ import aiohttp
 import psutil
 
 from bough.gateway.launching import free_ports
+from tests.multimodal.checkpoints import SPECS, write_model
+from tests.system.chaos.load import SEEING
 from tests.system.chaos.wire import Wire
 
 KEY = "chaos-of-three-engines"
@@ -27,11 +31,16 @@ START_S = 300.0
 DISK_MB = 64
 CACHE = ("--enable-hierarchical-cache", "--hicache-size", "0.05", "--hicache-storage-backend", "file")
 ENGINE = ("--max-total-tokens", "12000", "--cpu-threads", "1", "--log-level", "warning", *CACHE)
+# Images are preprocessed for each request anew, so that a fault of a worker process is felt.
+IMAGES = ("--served-model-name", SEEING, "--mm-preprocess-cache-size-mb", "0", "--mm-processor-worker-num", "1")
+SEES = ("--dtype", "float32", "--max-total-tokens", "4000", "--cpu-threads", "1", "--log-level", "warning", *IMAGES)
+TEMPLATE = "{% for part in messages[0].content %}{{ part.text if part.type == 'text' else 'PLACE' }}{% endfor %}"
+COMMAND = (sys.executable, "-m", "bough.cli.main")
 GATEWAY = (
     *("--launch", "2", "--processes", "2", "--policy", "cost", "--log-level", "info"),
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "3", "--cb-timeout-duration-secs", "5"),
 )
-KINDS = ("server", "scheduler", "detokenizer", "compiler", "gateway", "first gateway")
+KINDS = ("server", "scheduler", "detokenizer", "compiler", "media worker", "gateway", "first gateway")
 
 
 def ran(*words: str) -> bool:
@@ -51,10 +60,11 @@ class Fleet:
         self.url = ""
         self.wire: Wire
         self.namespace = ""
-        self.restarts = {"gateway": 0, "third engine": 0}
+        self.restarts = Counter[str]()
         self.gateway_outages: list[tuple[float, float]] = []  # begin and end; the last may be open
         self.gateway: subprocess.Popen[bytes]
-        self.third: subprocess.Popen[bytes]
+        self.apart = dict[str, subprocess.Popen[bytes]]()  # the engines that are not the gateway's own
+        self._commands = dict[str, tuple[str, ...]]()  # of those
         self._clock = folder / "clock"
         self._clock.write_bytes(struct.pack("d", 0.0))
         self._environment = self._prepare_environment()
@@ -67,12 +77,18 @@ class Fleet:
 
     async def __aenter__(self) -> Fleet:
         self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), headers=HEADERS)
-        port, self._third_port = free_ports(2)
+        port, third, *seeing = map(str, free_ports(4))
         self.url = f"http://127.0.0.1:{port}"
-        self._third_host = self._enter_namespace()
-        self.wire = Wire(self._third_host, self._third_port)
+        host = self._enter_namespace()
+        self.wire = Wire(host, int(third))
         await self.wire.open()
-        self.third, self.gateway = self._start_third(), self._start_gateway()
+        inside = ("ip", "netns", "exec", self.namespace) if self.namespace else ()
+        self._commands["third engine"] = (*inside, *COMMAND, "serve", "--host", host, "--port", third, *ENGINE)
+        checkpoint = self._write_checkpoint()
+        for number, its in enumerate(seeing, 1):
+            self._commands[f"seeing engine {number}"] = (*COMMAND, "serve", checkpoint, "--port", its, *SEES)
+        self._workers = (self.wire.url, *(f"http://127.0.0.1:{its}" for its in seeing))
+        self.apart, self.gateway = {name: self._start_engine(name) for name in self._commands}, self._start_gateway()
         await self.wait_for(3)
         self._guard = asyncio.create_task(self._restart_what_ends())
         return self
@@ -80,7 +96,7 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         if self._guard is not None:
             self._guard.cancel()
-        for process in (self.gateway, self.third):
+        for process in (self.gateway, *self.apart.values()):
             for member in self._family(process):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
@@ -139,21 +155,27 @@ class Fleet:
             environment = self._environment | variables
             return subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
 
-    def _start_third(self) -> subprocess.Popen[bytes]:
-        inside = ("ip", "netns", "exec", self.namespace) if self.namespace else ()
-        words = (sys.executable, "-m", "bough.cli.main", "serve", "--host", self._third_host)
-        return self._start(*inside, *words, "--port", str(self._third_port), *ENGINE, BOUGH_API_KEY=KEY)
+    def _write_checkpoint(self) -> str:
+        folder = self.folder / SEEING
+        folder.mkdir()
+        write_model(folder, "llava")
+        (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", SPECS["llava"].place))
+        return str(folder)
+
+    def _start_engine(self, name: str) -> subprocess.Popen[bytes]:
+        return self._start(*self._commands[name], BOUGH_API_KEY=KEY)
 
     def _start_gateway(self) -> subprocess.Popen[bytes]:
-        words = (sys.executable, "-m", "bough.cli.main", "gateway", "--port", self.url.rpartition(":")[2])
-        return self._start(*words, "--worker-urls", self.wire.url, *GATEWAY, "--", *ENGINE)
+        words = (*COMMAND, "gateway", "--port", self.url.rpartition(":")[2])
+        return self._start(*words, "--worker-urls", *self._workers, *GATEWAY, "--", *ENGINE)
 
     async def _restart_what_ends(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            if self.third.poll() is not None:
-                self.restarts["third engine"] += 1
-                self.third = self._start_third()
+            for name, process in self.apart.items():
+                if process.poll() is not None:
+                    self.restarts[name] += 1
+                    self.apart[name] = self._start_engine(name)
             if self.gateway.poll() is not None:
                 self.restarts["gateway"] += 1
                 if self._down_since is None:
@@ -180,8 +202,12 @@ class Fleet:
         return [worker for worker in await self.workers() if worker["is_healthy"]]
 
     async def wait_for(self, count: int) -> None:
+        """For so many engines of the default model, and for both that see."""
         deadline = time.monotonic() + START_S
-        while len(await self.healthy()) < count:
+        while True:
+            seeing = [worker["model_id"] == SEEING for worker in await self.healthy()]
+            if seeing.count(True) == 2 and seeing.count(False) >= count:
+                return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"never {count} engines in rotation: {self.log()[-3000:]}")
             await asyncio.sleep(0.3)
@@ -192,7 +218,7 @@ class Fleet:
     def processes(self) -> list[tuple[str, psutil.Process]]:
         """All of them with their kind."""
         found = []
-        for root in (self.gateway, self.third):
+        for root in (self.gateway, *self.apart.values()):
             for member in self._family(root):
                 with contextlib.suppress(psutil.Error):
                     found.append((self._kind(member), member))
@@ -224,6 +250,7 @@ class Fleet:
             ("bough::scheduler", "scheduler"),
             ("bough::detokenizer", "detokenizer"),
             ("compiler_process", "compiler"),
+            ("multimodal.worker", "media worker"),
             ("bough.gateway.service", "gateway"),
             (" serve ", "server"),
         ):
@@ -251,6 +278,10 @@ class Fleet:
             return ran(*inside, "route", "add" if cut else "delete", "blackhole", f"{self._ours}/32")
         self.wire.set("silent" if cut else "pass")
         return True
+
+    def was_killed_since(self, begin: float) -> bool:
+        """Whether a gateway process that held a request begun then was."""
+        return any(end >= begin for _, end in self.gateway_outages)
 
     def note_gateway_kill(self) -> None:
         """Connections that a killed gateway process holds break; its clients see that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+
+from tests.multimodal.test_multimodal_families import as_png, picture
 
 PATIENCE_S = 150.0
 PAUSE_S = 0.05
@@ -43,6 +46,7 @@ PERSON = {
     "additionalProperties": False,
 }
 MODEL = "SmolLM2-135M-Instruct"
+SEEING = "seeing"  # a model that reads images
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 LONG = "The river rises in the hills and turns past seven old towns. "
 
@@ -52,7 +56,8 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def native(text: str, tokens: int = 40) -> dict[str, Any]:
-    return {"text": text, "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}}
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return {"model": MODEL, "text": text, "sampling_params": sampling}
 
 
 def cases() -> list[Case]:
@@ -80,8 +85,24 @@ def cases() -> list[Case]:
     return [
         *found,
         Case("bad request", "/v1/chat/completions", {"model": MODEL, "messages": "no list"}, "refused"),
-        Case("bad request", "/generate", {"text": "hi", "sampling_params": {"regex": "[0-9"}}, "refused"),
+        Case("bad request", "/generate", {**native("hi"), "sampling_params": {"regex": "[0-9"}}, "refused"),
     ]
+
+
+def image_cases() -> list[Case]:
+    found = []
+    for number in range(3):
+        image = base64.b64encode(as_png(picture(60, 40, number))).decode()
+        parts = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
+            {"type": "text", "text": "What is on it?"},
+        ]
+        body = {"model": SEEING, "messages": [{"role": "user", "content": parts}], **GREEDY}
+        found += [
+            Case("image", "/v1/chat/completions", body),
+            Case("image", "/v1/chat/completions", {**body, "stream": True}, "stream"),
+        ]
+    return found
 
 
 class Honest(Exception):
@@ -147,6 +168,7 @@ class Load:
     url: str
     excused: Callable[[float], bool]
     clients: int = 8
+    cases: list[Case] = field(default_factory=cases)
     expected: dict[int, str] = field(default_factory=dict)
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -155,7 +177,6 @@ class Load:
     in_flight: int = 0
 
     def __post_init__(self) -> None:
-        self.cases = cases()
         self._over = asyncio.Event()
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from bough.core.errors import ModelError
+from bough.core.plan import MediaLimits
 from bough.native.library import load_library
 from tests.parity.test_media import engine_of, make, text
 
@@ -62,7 +63,8 @@ def test_layouts_of_other_transformers_are_read_and_what_is_missing_is_told(tmp_
         {name: value for name, value in moved.items() if "language" in name or "lm_head" in name},
         tmp_path / "model.safetensors",
     )
-    assert engine_of(model, enable_multimodal=False).limits.media is None
+    limits = engine_of(model, enable_multimodal=False).limits
+    assert limits.media == MediaLimits(0, 4 * 64, width=64)  # as of a text model: vectors for tokens, and no images
 
 
 @pytest.mark.slow

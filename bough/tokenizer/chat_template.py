@@ -37,8 +37,8 @@ MOST_TEXT = 1 << 27  # characters of a text, or entries of a list, that a templa
 MOST_MADE = 1 << 28  # the same of all calls, or of one: its two largest arguments multiplied
 WIDEST = 1 << 20  # a number that says how much a call makes
 # Calls and filters that are told so by a number, that may make as much as two arguments multiplied, and that format.
-WIDTHS = ("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "_to_json")
-WIDTHS += ("do_center", "do_indent", "do_batch", "do_slice", "do_round", "do_wordwrap")
+WIDTHS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "_to_json"}
+WIDTHS |= {"do_center", "do_indent", "do_batch", "do_slice", "do_round", "do_wordwrap"}
 MULTIPLY = ("expandtabs", "replace", "join", "_to_json", "do_indent", "do_replace", "do_join", "do_wordwrap")
 FORMAT = ("format", "format_map", "do_format")
 # In a format, a width or precision of so many digits, or one that an argument gives.

@@ -10,7 +10,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.cli import engines
@@ -19,6 +18,7 @@ from bough.cli.engines import DEFAULTS, Message, Output
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
+from bough.core.files import user_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,7 +122,7 @@ class Chat:
 
     def _attach(self, place: str) -> None:
         try:
-            self._attached.append(place if "://" in place else Path(place).expanduser().read_bytes())
+            self._attached.append(place if "://" in place else user_path(place).read_bytes())
             self._say(f"The next message has {len(self._attached)} picture{'s' * (len(self._attached) > 1)}.")
         except OSError as error:
             self._say(f"{place or '/image'}: {error.strerror}. Give the file or the URL of a picture.")

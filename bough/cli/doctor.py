@@ -25,6 +25,7 @@ import psutil
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, settings_with_model
 from bough.core.errors import BoughError, ModelError, ResourceError, SettingsError
+from bough.core.files import user_path
 from bough.core.model_config import ModelConfig
 from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
 from bough.distributed.cost_model import Cluster
@@ -306,8 +307,8 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
         return None if catalogue.local_path(entry) is None else locate(entry.name)
     assert model is not None
     if Path(model).name == "config.json":
-        model = str(Path(model).expanduser().parent)
-    if there(Path(model).expanduser().exists) or not REPOSITORY.fullmatch(model):
+        model = str(user_path(model).parent)
+    if there(user_path(model).exists) or not REPOSITORY.fullmatch(model):
         return locate(model)  # or its error, which says what would be right
     from huggingface_hub import errors, snapshot_download
 

@@ -21,6 +21,11 @@ def home() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "bough"
 
 
+def user_path(text: str) -> Path:
+    """With the home folder of a user who is named by `~`; as it is where there is no such user."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111  (Path's own raises)
+
+
 @contextlib.contextmanager
 def shared_file(nbytes: int) -> Iterator[str]:
     """An empty file that no other user can read, in shared memory where that has room; it is removed afterwards."""

@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -24,6 +23,7 @@ from bough.core.child_environment import settle_garbage
 from bough.core.custom_code import check_server_code
 from bough.core.daemon_thread import in_daemon_thread
 from bough.core.errors import EngineDeadError
+from bough.core.files import user_path
 from bough.core.settings import Settings
 from bough.launch.client_end import ClientEnd
 from bough.launch.engine_processes import EngineProcesses
@@ -107,7 +107,7 @@ class Serving(ABC):
         self._logging = tracing.RequestLogging(server.log_requests, server.log_requests_level)
         self._front = Front(logging=self._logging, root_path=server.root_path, browsers=browsers)
         folder = server.crash_dump_folder
-        self._recorder = None if folder is None else RequestRecorder(Path(folder).expanduser())
+        self._recorder = None if folder is None else RequestRecorder(user_path(folder))
         self._http = http.HttpServer(self._front, listener, server)
         self._ending = asyncio.Event()  # a signal came, or the engine has died
         self._death: EngineDeadError | None = None

@@ -19,10 +19,12 @@ import torch
 
 from bough.core.control import ADAPTER_FILES
 from bough.core.errors import ModelError
+from bough.core.files import user_path
 from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
 from bough.kernels.lora.reference import MAX_RANK
 from bough.layers.adapters import Adapter
+from bough.loader.locate import there
 from bough.loader.source import SafetensorsSource
 from bough.models.names import find_tensors, fused_experts, nested
 from bough.models.registry import find_family
@@ -45,10 +47,10 @@ def read_adapter(
     path: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings
 ) -> tuple[Adapter, str]:
     """The adapter, for matrices that have these outputs, inputs and experts, and what its files hash to."""
-    folder, found, digest = Path(path).expanduser(), dict[str, dict[int, Thin]](), hashlib.sha256()
+    folder, found, digest = user_path(path), dict[str, dict[int, Thin]](), hashlib.sha256()
     files = [folder / name for name in ADAPTER_FILES]
     for file in files:
-        if not file.is_file():
+        if not there(file.is_file):
             raise ModelError(f"{folder} is no adapter: {file.name} is missing; give a folder that PEFT has saved.")
         digest.update(file.read_bytes())
     given, source, sides = _read_config(files[0]), SafetensorsSource([files[1]]), dict[str, dict[str, str]]()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bough.core.errors import ModelError, SettingsError, nearest
+from bough.core.files import user_path
 from bough.core.settings import ModelSettings
 from bough.loader import catalogue
 from bough.models.fields import file_in, read_json
@@ -71,7 +72,7 @@ def locate(
             return _in_folder(path.parent, entry.name)
         return ModelFiles(name=entry.name, folder=path.parent, gguf=path)
     assert model is not None
-    path = Path(model).expanduser()
+    path = user_path(model)
     if there(path.is_dir):
         return _in_folder(path, path.resolve().name, load_format)
     if there(path.is_file):

@@ -207,6 +207,12 @@ def test_folders_that_are_no_adapters(base: Path, read: Read, tmp_path: Path) ->
         read(folder)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~no-such-user/adapter"])
+def test_names_that_no_folder_can_have(read: Read, name: str) -> None:
+    with pytest.raises(ModelError, match=r"is no adapter: adapter_config.json is missing"):
+        read(name)
+
+
 def test_alpha_may_differ_between_modules(base: Path, read: Read, tmp_path: Path) -> None:
     plain = read(write_adapter(tmp_path / "plain", base, 1))[0]
     own = read(write_adapter(tmp_path / "own", base, 1, alpha_pattern={"q_proj": 32, "layers.1.mlp.up_proj": 2}))[0]

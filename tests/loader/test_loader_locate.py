@@ -91,6 +91,12 @@ def test_names_that_no_file_can_have(folder: Path, name: str, write_json: Callab
         locate(str(folder))
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~no-such-user/model"])
+def test_names_that_no_model_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="Unknown model"):
+        locate(name)
+
+
 MAPS = ["{}", '{"a": 1, "b": "c"}', '{"a": []}']
 
 

@@ -2,6 +2,7 @@
 the structs that their bodies are decoded into."""
 
 import functools
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,6 +84,9 @@ def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) ->
     """OpenAPI 3.1, whose schemas are JSON Schema as msgspec writes it."""
     types = [kind for e in endpoints for kind in (e.body, e.answer, e.event) if kind is not None]
     found, components = msgspec.json.schema_components(types, ref_template=REF)
+    for component in components.values():
+        if "description" in component:  # a docstring, as Python 3.13 has it
+            component["description"] = inspect.cleandoc(component["description"])
     schemas = {str(kind): schema for kind, schema in zip(types, found, strict=True)}
     paths: dict[str, Any] = {}
     for endpoint in endpoints:

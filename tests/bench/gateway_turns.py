@@ -258,7 +258,7 @@ async def serve(words: Sequence[str]) -> None:
     made = Prepared if words[0] == "worker" else lambda: Copier(words[1])
     server = await loop.create_server(made, "127.0.0.1", 0)
     print("served at http://{}:{}".format(*server.sockets[0].getsockname()), flush=True)
-    await loop.run_in_executor(None, sys.stdin.buffer.read)  # until whoever started it has ended
+    await loop.run_in_executor(None, sys.stdin.buffer.read)  # until the process that started it has ended
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ async def serve(spec: WorkerSpec) -> None:
     server = await loop.create_server(lambda: Exchange(engine), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     print(f"served at http://{host}:{port}", flush=True)
-    await loop.run_in_executor(None, sys.stdin.buffer.read)  # until whoever started it has ended
+    await loop.run_in_executor(None, sys.stdin.buffer.read)  # until the process that started it has ended
     server.close()
     engine.close()
 

@@ -161,6 +161,7 @@ def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespa
         alone += asyncio.run(play(prefill, [(0.0, prompt, True)], 1))
     seconds = min(each.first_s for each in paired) - min(each.first_s for each in alone)
     return {
+        "failed_transfers": state_of(decode)["failed_transfers"],  # prompts that the decode engine computed itself
         "transferred_bytes": nbytes,
         "transfer_s": seconds,
         "transfer_gb_s": nbytes / seconds / 1e9 if seconds > 0 else None,

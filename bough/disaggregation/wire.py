@@ -32,6 +32,7 @@ class Identity(msgspec.Struct, frozen=True):
     page_bytes: tuple[int, ...]  # of each group, on one rank
     groups: tuple[str, ...]
     tp_size: int  # ranks whose parts of a page stand side by side
+    cache_scales: str = "the model's"  # or a fingerprint of the file that replaces them
 
     def objection(self, other: Identity) -> str:
         """Why pages cannot go from one to the other; empty: they can."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
@@ -89,6 +93,9 @@ def open_handover(
     model = f"{settings.model.model_shape or fingerprint(spec.files)} {settings.model.json_model_override_args}"
     layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
     identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
+    if settings.memory.quantization_param_path is not None:
+        scales = sha256(Path(settings.memory.quantization_param_path).read_bytes()).hexdigest()
+        identity = msgspec.structs.replace(identity, cache_scales=scales)
     transport = open_transport(chosen.disaggregation_transfer_backend, *device_memory(settings, limits))
     if chosen.disaggregation_mode == "prefill":
         host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host

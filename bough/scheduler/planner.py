@@ -248,9 +248,9 @@ class Planner:
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:
         """How many tokens of a prompt go into this step; whole pages, unless it is the end of the prompt.
         0: none fit, or not all where they must."""
-        size = self._cache.page_size
+        size, run = self._cache.page_size, self._cache.run_tokens
         room = (self._cache.growth + pages_for(length, size)) * size - length
-        end = request.branch if length < request.branch < total else total
+        end = min((end for end in (request.branch, (total - 1) // run * run) if length < end < total), default=total)
         count = self.media.fit(request, length, min(end - length, room), budget)
         if length + count == total:
             return count

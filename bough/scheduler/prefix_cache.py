@@ -4,6 +4,7 @@ Only this class moves pages between the pool, the tree and the `GroupPages` of f
 (`--disable-radix-cache`) the tree stays empty and every request owns all its pages.
 """
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
     tiered = False
+    run_tokens = sys.maxsize  # of which the last whole ones of a prompt end a chunk, so that its state there is kept
     load_s = 0.0  # that the copies take which the last `fetch` has begun
 
     def __init__(

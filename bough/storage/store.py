@@ -60,7 +60,8 @@ class Backend(Protocol):
 
 
 class Store:
-    """Calls block, and may come from several threads. `clear` removes the runs of other engines too."""
+    """Calls block, and may come from several threads. `clear` removes the runs of other engines too. States behind runs
+    are kept like these, but with `runs` 0 they do not count as such."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self.clear, self.close, self.errors = backend, backend.clear, backend.close, backend.errors
@@ -68,17 +69,17 @@ class Store:
         self.counts: Counter[str] = Counter()  # runs: written, dropped, found, missed, corrupt; failures
         self._pauses: dict[str, float] = {}  # until when
 
-    def put(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> int:
+    def put(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> int:
         """Stores runs in their order and returns how many; the others are dropped."""
-        runs = zip(keys, buffers, strict=True)
-        done = self._leading("put", (self._backend.write(key, header_of(key, run), run) for key, run in runs))
-        self.counts.update(written=done, dropped=len(keys) - done)
+        given = zip(keys, buffers, strict=True)
+        done = self._leading("put", (self._backend.write(key, header_of(key, run), run) for key, run in given))
+        self.counts.update(written=done * runs, dropped=len(keys) - done)
         return done
 
-    def get(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> int:
+    def get(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> int:
         """How many of the first runs were there; the buffers of the others may hold anything afterwards."""
         got = self._leading("get", (self._read(key, run) for key, run in zip(keys, buffers, strict=True)))
-        self.counts.update(found=got, missed=len(keys) - got)
+        self.counts.update(found=got * runs, missed=(len(keys) - got) * runs)
         return got
 
     def remove(self, keys: Sequence[str]) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,14 @@ FETCH_S, FETCH_RUN_S = 1.0, 0.0625  # that the policy `timeout` waits, and for e
 
 
 class Fetch:
-    """Runs of `run_bytes` that are read one after the other."""
+    """Runs of `run_bytes` that are read one after the other: with `state_bytes`, up to the last one behind which there
+    is a recurrent state, which is read first."""
 
-    def __init__(self, keys: Sequence[str], run_bytes: int) -> None:
-        self.keys, self._run_bytes = keys, run_bytes
+    def __init__(self, keys: Sequence[str], run_bytes: int, state_bytes: int = 0) -> None:
+        self.keys, self._run_bytes, self._state_bytes = keys, run_bytes, state_bytes
         self.runs: list[Buffer] = []  # the first ones, as far as they were found
+        self.count = len(keys)  # that are read
+        self.state: Buffer | None = None
         self.seconds = 0.0  # that reading them took
         self.stopped = False  # then no further one is begun
         self.future: Future[None] = Future()
@@ -48,12 +52,21 @@ class Fetch:
         return late or policy == "best_effort" or self.future.done()
 
     def read(self, store: Store) -> None:
-        for key in self.keys:
-            run, began = np.empty(self._run_bytes, dtype=np.uint8), time.monotonic()
-            if self.stopped or not store.get([key], [run]):
+        while self._state_bytes and self.count and self.state is None:
+            self.state = self._read(store, state_key(self.keys[self.count - 1]), self._state_bytes, 0)
+            self.count -= self.state is None
+        for key in self.keys[: self.count]:
+            run = self._read(store, key, self._run_bytes)
+            if run is None:
                 return
-            self.seconds += time.monotonic() - began
             self.runs.append(run)
+
+    def _read(self, store: Store, key: str, size: int, runs: int = 1) -> Buffer | None:
+        content, began = np.empty(size, dtype=np.uint8), time.monotonic()
+        if self.stopped or not store.get([key], [content], runs):
+            return None
+        self.seconds += time.monotonic() - began
+        return content
 
 
 class Transfers:
@@ -65,14 +78,14 @@ class Transfers:
         self._waiting: dict[Future[int], int] = {}  # with their bytes
         self._writer, self._reader = (ThreadPoolExecutor(1, f"bough-store-{name}") for name in ("writes", "reads"))
 
-    def put(self, keys: Sequence[str], buffers: Sequence[Buffer]) -> Future[int] | None:
+    def put(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> Future[int] | None:
         """The caller holds the buffers until this is done. None: dropped."""
         self._waiting = {future: size for future, size in self._waiting.items() if not future.done()}
         size = sum(buffer.nbytes for buffer in buffers)
         if sum(self._waiting.values()) + size > self._most_bytes:
             self.dropped += len(keys)
             return None
-        future = self._writer.submit(self.store.put, keys, buffers)
+        future = self._writer.submit(self.store.put, keys, buffers, runs)
         self._waiting[future] = size
         return future
 
@@ -80,8 +93,8 @@ class Transfers:
         """When what waits has been written."""
         self._writer.submit(self.store.remove, keys)
 
-    def fetch(self, keys: Sequence[str], run_bytes: int) -> Fetch:
-        fetch = Fetch(keys, run_bytes)
+    def fetch(self, keys: Sequence[str], run_bytes: int, state_bytes: int = 0) -> Fetch:
+        fetch = Fetch(keys, run_bytes, state_bytes)
         fetch.future = self._reader.submit(fetch.read, self.store)
         return fetch
 
@@ -103,13 +116,11 @@ class Wanted:
 
 def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> StoreTier:
     """`identity` is what the keys and values of given tokens depend on, beside the layout of pages."""
-    flag = f"--hicache-storage-backend {memory.hicache_storage_backend}"
-    if any(group.kind == "state" for group in limits.groups):
-        raise SettingsError(f"{flag}: recurrent states are not stored yet; leave it out with this model.")
     store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
     tier = StoreTier(Transfers(store, QUEUE_BYTES), limits, memory, identity)
-    if not HEADER.size + tier.run_bytes <= store.max_bytes:
-        raise SettingsError(f"{flag}: {RUN_TOKENS} tokens take {tier.run_bytes} bytes; give it a larger max_bytes.")
+    if not HEADER.size + (needed := max(tier.run_bytes, tier.state_bytes)) <= store.max_bytes:
+        flag = f"--hicache-storage-backend {memory.hicache_storage_backend}"
+        raise SettingsError(f"{flag}: {RUN_TOKENS} tokens take {needed} bytes; give it a larger max_bytes.")
     return tier
 
 
@@ -124,7 +135,10 @@ class StoreTier(Handover):
         self._identity = ("", *identity, *map(str, layout))
         self._run_pages = RUN_TOKENS // limits.page_size
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
-        self.run_bytes = self._run_pages * sum(self._page_bytes)
+        self._states = [number for number, group in enumerate(limits.groups) if group.kind == "state"]
+        self._kv = [number for number in range(len(limits.groups)) if number not in self._states]
+        self.run_bytes = self._run_pages * sum(self._page_bytes[group] for group in self._kv)
+        self.state_bytes = sum(self._page_bytes[group] for group in self._states)
         self._rate = CopyRate()
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
@@ -134,6 +148,8 @@ class StoreTier(Handover):
         assert isinstance(self._batch.cache, TieredCache)
         self._cache = self._batch.cache
         self._cache.below = self
+        if self._states:
+            self._cache.run_tokens = RUN_TOKENS
 
     def offer(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: HostMemory) -> None:
         count = self._run_pages
@@ -141,16 +157,24 @@ class StoreTier(Handover):
             self._recent.clear()
         for number, key in enumerate(run_keys((*self._identity, namespace), tokens)):
             slots = [of_group[number * count : (number + 1) * count] for of_group in pages]
-            if key in self._recent or min(map(np.count_nonzero, slots)) < count:
-                continue  # windows may have left some behind
-            run = np.empty(self.run_bytes, dtype=np.uint8)
-            for part, buffer, of_group in zip(self._parts(run), buffers, slots, strict=True):
-                np.take(buffer, of_group, axis=0, out=part, mode="clip")
-            if self._transfers.put([key], [run]) is not None:
-                self._recent.add(key)
+            self._put(key, self._kv, count, slots, buffers)
+            if self._states:
+                behind = [of_group[count - 1 :] for of_group in slots]
+                self._put(state_key(key), self._states, 1, behind, buffers)
+
+    def _put(self, key: str, groups: Sequence[int], count: int, slots: Sequence[IntArray], buffers: HostMemory) -> None:
+        """Unless it is there, or not whole: windows may have left pages behind, and few tokens have a state."""
+        if key in self._recent or min(np.count_nonzero(slots[group]) for group in groups) < count:
+            return
+        content = np.empty(count * sum(self._page_bytes[group] for group in groups), dtype=np.uint8)
+        for group, part in self._parts(content, groups, count):
+            np.take(buffers[group], slots[group], axis=0, out=part, mode="clip")
+        if self._transfers.put([key], [content], int(groups is self._kv)) is not None:
+            self._recent.add(key)
 
     def forget(self, tokens: IntArray, namespace: str) -> None:
         keys = run_keys((*self._identity, namespace), tokens)
+        keys += [state_key(key) for key in keys if self._states]
         self._recent.difference_update(keys)
         self._transfers.remove(keys)
 
@@ -175,10 +199,10 @@ class StoreTier(Handover):
         on_host = host.match_length(tokens, request.namespace)
         known = max(on_host, self._cache.tree.match_length(tokens, request.namespace))
         first, more = on_host // RUN_TOKENS, len(keys) * RUN_TOKENS - known
-        nbytes, cache = (len(keys) - first) * self.run_bytes, self._cache
+        nbytes, cache = (len(keys) - first) * self.run_bytes + self.state_bytes, self._cache
         if more <= 0 or not self._rate.pays(nbytes, more, cache.tokens_per_s, cache.rate.seconds(nbytes)):
             return False
-        fetch = self._transfers.fetch(keys[first:], self.run_bytes)
+        fetch = self._transfers.fetch(keys[first:], self.run_bytes, self.state_bytes)
         self._wanted[request] = Wanted(fetch, identity, tokens, first)
         if self._policy != "best_effort":
             self[request] = ticket
@@ -201,18 +225,24 @@ class StoreTier(Handover):
 
     def _adopt(self, request: Request, wanted: Wanted) -> None:
         """Puts what has come into the host's tier, unless it does not fit any more what is there."""
-        runs, keys, first, count = list(wanted.fetch.runs), wanted.fetch.keys, wanted.first, self._run_pages
-        self._rate.learn(len(runs) * self.run_bytes, wanted.fetch.seconds)
+        runs, state, count = list(wanted.fetch.runs), wanted.fetch.state, self._run_pages
+        keys, first, last = wanted.fetch.keys, wanted.first, wanted.first + len(runs) - 1
+        self._rate.learn(len(runs) * self.run_bytes + (0 if state is None else state.nbytes), wanted.fetch.seconds)
         self._recent.update(keys[: len(runs)])
-        self._recent.difference_update(keys[len(runs) :])
+        self._recent.difference_update(keys[len(runs) :], map(state_key, keys[len(runs) :]))
         host, namespace = self._cache.host.tree, request.namespace
         known = host.match_length(wanted.tokens, namespace)
-        if not runs or wanted.identity != self._identity or known < first * RUN_TOKENS:
+        partial = self._states and len(runs) < wanted.fetch.count  # the state is that behind the last one
+        if not runs or partial or wanted.identity != self._identity or known < first * RUN_TOKENS:
             return
         for number, run in enumerate(runs, first):
             pages = np.arange(1 - number * count, count + 1, dtype=np.int32).clip(0)
-            parts = self._parts(run)
-            self._cache.adopt(wanted.tokens[: (number + 1) * RUN_TOKENS], namespace, [pages] * len(parts), parts)
+            offered, content = [pages] * len(self._page_bytes), [run] * len(self._page_bytes)
+            for group, part in self._parts(run, self._kv, count):
+                content[group] = part
+            for group, part in () if state is None else self._parts(state, self._states, 1):
+                offered[group], content[group] = pages // count * (number == last), part
+            self._cache.adopt(wanted.tokens[: (number + 1) * RUN_TOKENS], namespace, offered, content)
         request.count_stored(host.match_length(wanted.tokens, namespace) - known, self._backend)
 
     def weights_changed(self) -> None:
@@ -227,7 +257,13 @@ class StoreTier(Handover):
             return False, f"The store cannot be cleared: {error}."
         return True, f"The store ({self._backend}) is empty."
 
-    def _parts(self, run: Buffer) -> list[Buffer]:
-        """A run's pages of each group: [pages, bytes]."""
-        ends = np.cumsum([self._run_pages * size for size in self._page_bytes])
-        return [part.reshape(self._run_pages, -1) for part in np.split(run, ends[:-1])]
+    def _parts(self, content: Buffer, groups: Sequence[int], count: int) -> Iterator[tuple[int, Buffer]]:
+        """Each of these groups with its pages: [pages, bytes]."""
+        sizes = [self._page_bytes[group] for group in groups]
+        for group, part, size in zip(groups, np.split(content, np.cumsum(sizes[:-1]) * count), sizes, strict=True):
+            yield group, part.reshape(count, size)
+
+
+def state_key(key: str) -> str:
+    """The name of the recurrent state behind a run."""
+    return blake2b(bytes.fromhex(key), digest_size=32, person=b"state").hexdigest()

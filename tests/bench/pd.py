@@ -5,7 +5,7 @@ pair has half the threads of the single engine. Requests arrive by Poisson; ever
 is the p99 of the gaps between tokens of all streams, from the better round of each side. Then the transfer alone: a
 long prompt that the prefill engine has cached goes to a decode engine that has not. The transfer's time is the time to
 first token there, less that of the prefill engine itself; other load of the machine can hide it. The limit printed
-beside it is how fast this machine copies as many bytes in memory.
+beside it is how fast this machine copies in memory: the GPU's where the engines have one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 import bough
 from bough.core.setting_checks import require_above_zero, require_counts
 from tests.bench.curves import add_plot_flag, check_plot, plot
+from tests.bench.engines import gpu_copy_gb_s, on_gpu, state_of, warm
 from tests.system.pairs import free_port
 
 COUNTS = ("requests", "long_len", "long_every", "output_len", "vocab", "repeat")
@@ -64,11 +65,11 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
 
         def start(**more: Any) -> bough.Engine:
             engine = engines.enter_context(bough.Engine(**{**flat, **more}))
-            engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 2})
+            warm(engine)
             return engine
 
-        port, halves = {"disaggregation_bootstrap_port": free_port()}, {}
-        if flat.get("device", "cpu") == "cpu":
+        port, halves, gpu = {"disaggregation_bootstrap_port": free_port()}, {}, on_gpu(flat)
+        if not gpu:
             halves = {"cpu_threads": max(1, (flat.get("cpu_threads") or os.cpu_count() or 2) // 2)}
         one = start()
         prefill = start(disaggregation_mode="prefill", **port, **halves)
@@ -77,7 +78,7 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
         for number in range(args.repeat):
             for name in sorted(sides, reverse=bool(number % 2)):
                 rounds[name].append(measure(sides[name], args))
-        link = transfer(prefill, decode, args)
+        link = transfer(prefill, decode, args, gpu)
     best = {name: min(of_side, key=lambda each: each[0]["gap_p99_s"]) for name, of_side in rounds.items()}
     for name, (figures, _) in best.items():
         print(json.dumps({"side": name, **figures}) if args.json else as_text(name, figures))
@@ -146,7 +147,7 @@ async def play(engine: bough.Engine, arrivals: list[tuple[float, list[int], bool
     return await asyncio.gather(*(answer(*arrival) for arrival in arrivals))
 
 
-def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespace) -> dict[str, Any]:
+def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespace, gpu: bool) -> dict[str, Any]:
     """Bytes of one long prompt's pages, and how fast they came."""
     draw = random.Random(1)
     prompt = [draw.randint(0, args.vocab) for _ in range(args.long_len)]
@@ -154,23 +155,27 @@ def transfer(prefill: bough.Engine, decode: bough.Engine, args: argparse.Namespa
     asyncio.run(play(prefill, [(0.0, prompt, True)], 1))
     for _ in range(TRANSFERS):
         decode.flush_cache()
-        before = decode.get_server_info()["internal_states"][0]["transferred_bytes"]
+        before = state_of(decode)["transferred_bytes"]
         paired += asyncio.run(play(decode, [(0.0, prompt, True)], 1))
-        nbytes = decode.get_server_info()["internal_states"][0]["transferred_bytes"] - before
+        nbytes = state_of(decode)["transferred_bytes"] - before
         alone += asyncio.run(play(prefill, [(0.0, prompt, True)], 1))
     seconds = min(each.first_s for each in paired) - min(each.first_s for each in alone)
-    source = np.ones(max(nbytes, 1), dtype=np.uint8)
-    copies = []
+    return {
+        "failed_transfers": state_of(decode)["failed_transfers"],  # prompts that the decode engine computed itself
+        "transferred_bytes": nbytes,
+        "transfer_s": seconds,
+        "transfer_gb_s": nbytes / seconds / 1e9 if seconds > 0 else None,
+        "memory_gb_s": gpu_copy_gb_s("cuda") if gpu else memory_gb_s(nbytes),
+    }
+
+
+def memory_gb_s(nbytes: int) -> float:
+    source, copies = np.ones(max(nbytes, 1), dtype=np.uint8), []
     for _ in range(TRANSFERS):
         began, target = time.perf_counter(), np.empty_like(source)
         target[:] = source
         copies.append(time.perf_counter() - began)
-    return {
-        "transferred_bytes": nbytes,
-        "transfer_s": seconds,
-        "transfer_gb_s": nbytes / seconds / 1e9 if seconds > 0 else None,
-        "memory_gb_s": nbytes / min(copies) / 1e9,
-    }
+    return nbytes / min(copies) / 1e9
 
 
 def spread(name: str, seconds: list[float]) -> dict[str, float]:

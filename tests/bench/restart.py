@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from bough.core.setting_checks import require_counts
 from bough.storage.files import FOLDER_VARIABLES
 from bough.storage.store import RUN_TOKENS
 from tests.bench.curves import add_plot_flag, check_plot, plot
+from tests.bench.engines import state_of, warm
 
 WRITING_S = 120.0  # for a conversation to be written
 KINDS = ("cold", "from disk", "never restarted")
@@ -72,10 +74,12 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
             whole = args.context_len // RUN_TOKENS * RUN_TOKENS
             cold = ask(engine, begun, args.output_len, lambda number: wait_written(engine, number * whole))
             never = ask(engine, gone_on, args.output_len)
+        tell(f"answered before the restart; cold {1e3 * spread([each[0] for each in cold])['ttft_p50_s']:.1f} ms")
         stored = [path for path in Path(name).iterdir() if not path.name.startswith(".")]
         nbytes = sum(path.stat().st_size for path in stored)
         if not args.keep_in_memory:
             forget(stored)
+            tell("the files are on the disk alone")
         began = time.perf_counter()
         with bough.Engine(**flat) as engine:
             start_s = time.perf_counter() - began
@@ -96,8 +100,8 @@ def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:
     return 0
 
 
-def warm(engine: bough.Engine) -> None:
-    engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 2})
+def tell(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
 
 
 def ask(
@@ -120,7 +124,7 @@ def wait_written(engine: bough.Engine, tokens: int) -> None:
     """Until so many are in files: what an engine computes faster than the disk writes is dropped in the end."""
     until = time.monotonic() + WRITING_S
     while True:
-        state = engine.get_server_info()["internal_states"][0]
+        state = state_of(engine)
         written, dropped = (state[f"hicache_storage_{name}_total"] for name in ("written_tokens", "dropped_runs"))
         if written >= tokens:
             return

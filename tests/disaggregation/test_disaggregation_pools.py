@@ -100,3 +100,20 @@ def test_engines_whose_pages_differ_know_it_before_they_send_any(flags: Flags, w
     one, other = (identity_with(folder, {"dtype": "float32", **each}) for each in ({}, flags))
     objection = one.objection(other)
     assert word in objection and bool(objection) == bool(word)
+
+
+def test_engines_whose_caches_have_other_scales_know_it(tmp_path: Path) -> None:
+    """Of an fp8 cache, which needs a GPU: none is built here."""
+    files = locate(str(write_checkpoint(tmp_path / "model", 3, **CONFIGS["llama"])))
+    executor = build_executor(files, Settings.from_flat({"device": "cpu", "cpu_threads": 1, **FLAGS})).executor
+    found = []
+    for number, text in enumerate(["", "{}", '{"kv_cache": {}}', "{}"]):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text)
+        scales = {"quantization_param_path": str(path)} if text else {}
+        settings = Settings.from_flat({"device": "cpu", "disaggregation_mode": "decode", **scales})
+        found.append(identity_of(files, executor, settings))
+    executor.close()
+    plain, given, others, again = found
+    assert "cache_scales (the model's and " in plain.objection(given) and "cache_scales" in given.objection(others)
+    assert given.objection(again) == ""

@@ -55,7 +55,7 @@ from bough.models.registry import build_model
 from tests.disaggregation.test_disaggregation_pools import hand_over
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
-from tests.executor.test_executor_tiers import round_trip
+from tests.executor.test_executor_tiers import round_trip, through_a_store
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, FakeGrammars, Places, grammar
 from tests.fakes.known_answers import RightOrWrong
@@ -608,6 +608,7 @@ def test_eight_bits_and_their_scales_come_back(steps: NoStream) -> None:
     """On the simulated GPU."""
     executor = eight_bits()
     round_trip(executor)
+    through_a_store(executor)
     executor.close()
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,11 +18,11 @@ from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
 from bough.messages.requests import Abort, Control, FlushCache
 from bough.storage import tier as tier_module
-from bough.storage.store import Store
+from bough.storage.store import Store, run_keys
 from bough.storage.tier import StoreTier, Transfers, open_tier
 from tests.fakes.executor import FakeExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
-from tests.scheduler.test_scheduler_property import ACTIONS, CONFIG, MACHINE, WINDOWS, play
+from tests.scheduler.test_scheduler_property import ACTIONS, CONFIG, MACHINE, STATES, WINDOWS, play
 from tests.storage.test_storage_store import Kept
 
 PROMPT = [1 + i % 90 for i in range(600)]
@@ -92,13 +93,15 @@ class Rig:
 
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 @pytest.mark.parametrize("windows", [(), (6,), (300,)])
-def test_another_engine_answers_from_the_store(page_size: int, windows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("states", [0, 1])
+def test_another_engine_answers_from_the_store(page_size: int, windows: tuple[int, ...], states: int) -> None:
     kept = Kept()
     groups = [(KVGroup("window", window), 1200 // page_size) for window in windows]
+    groups += [(KVGroup("state"), 16)] * states
     first, second = (Rig(kept, page_size=page_size, groups=groups) for _ in range(2))
     assert first.ask() == (0, None)
     assert first.ask([*PROMPT, 7])[1] is None, "it is on the device"
-    assert len(kept.values) == 2 == first.figures["written_tokens_total"] // 256
+    assert first.figures["written_tokens_total"] == 512 and len(kept.values) == 2 * (1 + states)
     assert second.ask() == (512, (512, "file"))
     assert second.figures["read_tokens_total"] == 512 and second.figures["written_tokens_total"] == 0
     assert sum(len(plan.tokens) for plan in second.bench.executor.plans) == 600 - 512
@@ -275,11 +278,25 @@ def test_an_aborted_request_stops_its_fetch() -> None:
     assert kept.calls == calls and not rig.tier.busy and not len(rig.tier)
 
 
+def test_a_prompt_begins_with_the_last_state_that_the_store_has() -> None:
+    """A state is kept at the last whole run of each prompt, and where a chunk ends. Runs without one are of no use."""
+    kept, states = Kept(), {"groups": [(KVGroup("state"), 16)], "chunk_tokens": 1024}
+    first = Rig(kept, **states)
+    first.ask(PROMPT[:300])
+    assert [sum(plan.query_lens) for plan in first.bench.executor.plans[:2]] == [256, 44]
+    first.ask([*PROMPT, *PROMPT[:200]])
+    assert len(kept.values) == 3 + 2, "runs, and states behind the first one and the last one"
+    second = Rig(kept, **states)
+    assert second.ask() == (256, (256, "file")), "two runs, but behind the second one there is no state"
+    assert Rig(kept, **states).ask([*PROMPT, *PROMPT[:200], 1]) == (768, (768, "file"))
+    run = run_keys((*second.tier._identity, ""), np.array(PROMPT))[0]
+    del kept.values[run]
+    assert Rig(kept, **states).ask(PROMPT[:300]) == (0, None), "a state without its run"
+    assert run in kept.values, "it was stored again"
+
+
 def test_what_cannot_be_stored_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
-    states = FakeExecutor(groups=make_groups(1, 4, [], [2])).limits()
-    with pytest.raises(SettingsError, match="recurrent states"):
-        open_tier(states, MemorySettings(**MEMORY), [])
     small = MemorySettings(**MEMORY, hicache_storage_backend_extra_config='{"max_bytes": 1000}')
     with pytest.raises(SettingsError, match="larger max_bytes"):
         open_tier(FakeExecutor().limits(), small, [])
@@ -290,13 +307,20 @@ POLICIES = st.sampled_from(["timeout", "best_effort", "wait_complete"])
 
 
 @settings(deadline=None, max_examples=50)
-@given(ACTIONS, CONFIG, MACHINE, WINDOWS, POLICIES, st.integers(0, 12), st.data())
+@given(ACTIONS, CONFIG, MACHINE, WINDOWS, STATES, POLICIES, st.integers(0, 12), st.data())
 def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
-    actions: list, config: dict, machine: tuple, windows: list, policy: str, reads: int, data: st.DataObject
+    actions: list,
+    config: dict,
+    machine: tuple,
+    windows: list,
+    spare: list,
+    policy: str,
+    reads: int,
+    data: st.DataObject,
 ) -> None:
     """Twice: the second engine finds what the first has stored."""
     page_size, _, rows, _ = machine
-    groups, kept = make_groups(page_size, rows, windows, []), Kept()
+    groups, kept = make_groups(page_size, rows, windows, spare), Kept()
     pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
     memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
 

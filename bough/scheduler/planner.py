@@ -204,7 +204,7 @@ class Planner:
             chunks.append(chunk)
             budget -= self.media.take(request, chunk.first, chunk.count)
             self._loads = self._loads or self._cache.load_s > 0.0
-            budget -= chunk.count + int(self._cache.load_s * (self._prefill_budget.tokens_per_s or 0.0))
+            budget -= chunk.count + int(self._cache.load_s * (self._prefill_budget.least_tokens_per_s or 0.0))
         self._adapters.place_ahead(self._queue, self._table.running_requests())
         return chunks
 
@@ -234,7 +234,7 @@ class Planner:
             self._cache.unlock(match)
             return None
         found = match.length
-        match = self._cache.fetch(match, known, request.namespace, self._prefill_budget.tokens_per_s)
+        match = self._cache.fetch(match, known, request.namespace, self._prefill_budget.least_tokens_per_s)
         request.branch_off(self._batch.branch(match))
         count = self._chunk_size(request, match.length, len(request.tokens), budget)
         if count <= 0:

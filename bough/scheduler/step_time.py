@@ -86,13 +86,17 @@ class PrefillBudget:
         self._telling = min(self._least, max(page_size, self._least / SHRINK - page_size))
         self._surprised = False  # by the last step
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
+        self._short_s: float | None = None  # the same in the fastest short step: long ones take no more for a token
 
     def observe(self, prompt_tokens: int, span: tuple[float, float] | None, *, loads: bool = False) -> None:
         """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts, but all
         that are cut count: what was learnt wrong must not last. One that waits for pages may take longer for that."""
-        if span is None or prompt_tokens < self._telling:
+        if span is None or not prompt_tokens:
             return
         cost, known = (span[1] - span[0]) / prompt_tokens, self._cost_s
+        if prompt_tokens < self._telling:
+            self._short_s = min(cost, self._short_s or cost)
+            return
         if not known:
             self._cost_s = cost
             return
@@ -106,6 +110,11 @@ class PrefillBudget:
     def tokens_per_s(self) -> float | None:
         """How fast prompts are computed; None before the first."""
         return 1.0 / self._cost_s if self._cost_s else None
+
+    @property
+    def least_tokens_per_s(self) -> float | None:
+        """The same or, where only short steps have been seen, what it is at least."""
+        return self.tokens_per_s or (1.0 / self._short_s if self._short_s else None)
 
     def budget(self, *, streaming: bool, crowded: bool = False, decodes: int = 0) -> int:
         """Prompt tokens for the next step, which has so many decodes as well."""

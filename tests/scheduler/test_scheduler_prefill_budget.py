@@ -30,6 +30,14 @@ def test_the_speed_that_gateways_are_told_is_that_of_prompts() -> None:
     assert spans(PrefillBudget(0.04, 8192, 1), (8192, 2.0)).tokens_per_s == pytest.approx(4096.0)
 
 
+def test_short_steps_say_how_fast_prompts_are_at_least() -> None:
+    """An engine that gets all prompts from a store computes short ends alone, and must see when that takes longer."""
+    budget = spans(PrefillBudget(0.04, 8192, 1), (3, 0.004), (200, 0.01), (0, 0.004), (20, 0.004))
+    assert budget.tokens_per_s is None
+    assert budget.least_tokens_per_s == pytest.approx(20_000.0)
+    assert spans(budget, (8192, 0.2)).least_tokens_per_s == budget.tokens_per_s == pytest.approx(40_960.0)
+
+
 @pytest.mark.parametrize(
     ("tokens", "seconds", "budget"),
     [

@@ -58,12 +58,13 @@ def _launch(
     plus_one: bool = False,
     activation: str = "",
 ) -> QuantizedRows:
-    out = empty_rows(x.shape[0], size, group=group, device=x.device)
-    if x.shape[0]:
-        _quantize[(x.shape[0],)](
+    count = x.shape[0]
+    out = empty_rows(count, size, group=group, device=x.device)
+    if count:
+        _quantize[(count,)](
             x, residual, weight, *out, eps, x.stride(0), 0 if residual is None else residual.stride(0),
             ACTIVATION=activation, PLUS_ONE=plus_one, SIZE=size, BLOCK=max(triton.next_power_of_2(size), group),
-            GROUP=group, LARGEST=LARGEST, SMALLEST_AMAX=SMALLEST_AMAX, num_warps=config_for(size), **overlap(x.shape[0]),
+            GROUP=group, LARGEST=LARGEST, SMALLEST_AMAX=SMALLEST_AMAX, num_warps=config_for(size), **overlap(count),
         )  # fmt: skip
     return out
 

@@ -2,10 +2,11 @@
 for many.
 
 Blocks have 128 inputs: 64 bytes (see `reference`), or 16 words. By rows, the inputs become 16-bit integers with a scale
-for each quarter of a block: one instruction then multiplies two nibbles with two of them. By tiles, a
-nibble set into the fraction of a 16-bit number is a number 128 or 1024 above the integer, which is exact.
+for each quarter of a block: one instruction then multiplies two nibbles with two of them. By tiles, a nibble set into
+the fraction of a 16-bit number is a number 128 or 1024 above the integer, which is exact.
 """
 
+# mypy: disable-error-code="assignment"
 from __future__ import annotations
 
 import triton

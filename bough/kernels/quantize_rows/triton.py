@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from bough.kernels.activation.triton import gated
+from bough.kernels.overlap import overlap, take_turn
 from bough.kernels.quantize_rows.reference import LARGEST, SMALLEST_AMAX, QuantizedRows, empty_rows
 
 
@@ -57,12 +58,13 @@ def _launch(
     plus_one: bool = False,
     activation: str = "",
 ) -> QuantizedRows:
-    out = empty_rows(x.shape[0], size, group=group, device=x.device)
-    if x.shape[0]:
-        _quantize[(x.shape[0],)](
+    count = x.shape[0]
+    out = empty_rows(count, size, group=group, device=x.device)
+    if count:
+        _quantize[(count,)](
             x, residual, weight, *out, eps, x.stride(0), 0 if residual is None else residual.stride(0),
             ACTIVATION=activation, PLUS_ONE=plus_one, SIZE=size, BLOCK=max(triton.next_power_of_2(size), group),
-            GROUP=group, LARGEST=LARGEST, SMALLEST_AMAX=SMALLEST_AMAX, num_warps=config_for(size),
+            GROUP=group, LARGEST=LARGEST, SMALLEST_AMAX=SMALLEST_AMAX, num_warps=config_for(size), **overlap(count),
         )  # fmt: skip
     return out
 
@@ -71,13 +73,14 @@ def _launch(
 def _quantize(
     x, residual, weight, values, scales, eps, x_stride, residual_stride,
     ACTIVATION: tl.constexpr, PLUS_ONE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr,
+    LARGEST: tl.constexpr, SMALLEST_AMAX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row, zero beyond its end, with its scale or those of its groups: as it is, normed, or gated."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     here = column < SIZE
     if weight is not None:
         factor = tl.load(weight + column, mask=here, other=0.0).to(tl.float32)
+    take_turn(OVERLAP)
     held = tl.load(x + row * x_stride + column, mask=here, other=0.0)
     if residual is not None:
         stream = residual + row * residual_stride + column

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from bough.kernels.activation.triton import gated
 from bough.kernels.overlap import take_turn
@@ -59,7 +60,7 @@ def product_by_rows(
 def sums_of_rows(w, row, scales, n, there, GROUPS: tl.constexpr):
     """The products of weight rows `n` [rows, pieces, piece] with a row [pieces, piece] of `x`. The weight may have a
     scale for each row, or for each piece."""
-    products = w.to(tl.float32) * row.to(tl.float32)[None, :, :]
+    products = widened(w) * row.to(tl.float32)[None, :, :]
     if scales is not None and GROUPS > 1:
         piece = tl.arange(0, w.shape[1])[None, :]
         held = tl.load(scales + n[:, None] * GROUPS + piece, mask=there[:, None] & (piece < GROUPS), other=0.0)
@@ -68,6 +69,20 @@ def sums_of_rows(w, row, scales, n, there, GROUPS: tl.constexpr):
     if scales is not None and GROUPS == 1:
         y *= tl.load(scales + n, mask=there, other=0.0)
     return y
+
+
+@triton.jit
+def widened(w):
+    """Numbers as float32. Conversions of bytes are slow; as the last byte of 2^23, an integer needs only be moved."""
+    if w.dtype == tl.int8 and cuda_capability_geq(8, 0):
+        moved = tl.inline_asm_elementwise(
+            "{ .reg .b32 bytes; xor.b32 bytes, $4, 0x80808080; prmt.b32 $0, bytes, 0x4B000000, 0x7440; "
+            "prmt.b32 $1, bytes, 0x4B000000, 0x7441; prmt.b32 $2, bytes, 0x4B000000, 0x7442; "
+            "prmt.b32 $3, bytes, 0x4B000000, 0x7443; }",
+            "=r,=r,=r,=r,r", [w], dtype=tl.uint32, is_pure=True, pack=4,
+        )  # fmt: skip
+        return moved.to(tl.float32, bitcast=True) - 8388736.0  # 2^23 + 128
+    return w.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["M"])

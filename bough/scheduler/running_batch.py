@@ -138,9 +138,12 @@ class RunningBatch:
     def grow(self, row: int, count: int) -> tuple[IntArray, ...]:
         """Pages of each group for `count` more tokens of a prefill; they are appended to the row and the new prefix is
         shared."""
-        (pages, *group_pages), _ = self.grow_decodes(np.array([row]), np.array([count], dtype=np.int32))
+        length = int(self.table.length[row]) + count
+        missing = max(0, pages_for(length, self.page_size) - int(self.table.page_count[row]))
+        pages, *group_pages = self._take(missing)
+        self.table.extend(row, length, pages, group_pages)
         self._share(row)
-        return pages, *self._snapshots(row, int(self.table.length[row]), tuple(group_pages))
+        return pages, *self._snapshots(row, length, tuple(group_pages))
 
     def grow_decodes(self, rows: RowIndex, widths: IntArray) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
         """Up to so many more tokens for each row: of each group the new pages in row order, and how many each row got.
@@ -149,11 +152,15 @@ class RunningBatch:
         lengths = table.length[rows] + widths
         counts = self._missing_pages(lengths, table.page_count[rows])
         missing = int(counts.sum())
-        pages = self.cache.take(missing)
-        group_pages = [NO_PAGES if group.is_state else group.take(missing) for group in self.cache.groups]
+        pages, *group_pages = self._take(missing)
         table.grow(rows, lengths, counts, pages, group_pages)
         of_groups = tuple(counts if len(new) == missing else np.zeros_like(counts) for new in group_pages)
         return (pages, *group_pages), (counts, *of_groups)
+
+    def _take(self, count: int) -> list[IntArray]:
+        """So many pages of each group that grows with its rows."""
+        further = (NO_PAGES if group.is_state else group.take(count) for group in self.cache.groups)
+        return [self.cache.take(count), *further]
 
     def release_passed(self) -> None:
         """Gives up the pages that rows have left behind their windows. Steps in flight may still read them; steps that

@@ -70,8 +70,9 @@ class EngineClient:
 
     async def generate(self, inputs: Inputs) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answer. A lone request that the engine refuses raises; in a batch it carries its reason."""
-        answers = await self.answers(inputs)
-        return [answer.to_dict() for answer in answers] if inputs.batched else answers[0].to_dict()
+        pieces = self.pieces(inputs, stream=False)
+        outputs = {piece.index: piece.answer.to_dict() async for piece in pieces}  # while others are still computed
+        return [outputs[index] for index in range(len(outputs))] if inputs.batched else outputs[0]
 
     async def answers(self, inputs: Inputs) -> list[RequestOutput]:
         pieces = self.pieces(inputs, stream=False)

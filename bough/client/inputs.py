@@ -93,6 +93,7 @@ class Inputs:
     metered: bool = True
 
 
+PLAIN_TYPES = (int, float, str, bool, type(None))
 LOGPROBS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
 # Arguments that many prompts may have a list of, one for each.
 OF_PROMPTS = (
@@ -251,7 +252,7 @@ class InputReader:
         samplings: list[SamplingParams] = []
         patterns: set[str] = set()
         for i, given in enumerate(column):
-            if i and given is column[i - 1]:
+            if i and (given is column[i - 1] or _alike(given, column[i - 1])):
                 samplings.append(samplings[-1])
                 continue
             sampling = SamplingParams.parse(given, self._defaults)
@@ -355,6 +356,15 @@ def _is_list(value: Any) -> bool:
 def _is_nested(value: Any) -> bool:
     """Whether it is a list with one list for each prompt; null stands for one."""
     return _is_list(value) and len(value) > 0 and all(x is None or _is_list(x) for x in value)
+
+
+def _alike(given: Any, before: Any) -> bool:
+    """Whether two mappings of plain values are read alike; 1, 1.0 and True are equal, and not all of them are right."""
+    return (
+        type(given) is dict is type(before)
+        and given == before
+        and all(type(before[name]) is type(value) in PLAIN_TYPES for name, value in given.items())
+    )
 
 
 def _is_int(value: Any) -> bool:

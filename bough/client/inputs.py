@@ -360,11 +360,8 @@ def _is_nested(value: Any) -> bool:
 
 def _alike(given: Any, before: Any) -> bool:
     """Whether two mappings of plain values are read alike; 1, 1.0 and True are equal, and not all of them are right."""
-    return (
-        type(given) is dict is type(before)
-        and given == before
-        and all(type(before[name]) is type(value) in PLAIN_TYPES for name, value in given.items())
-    )
+    same = type(given) is dict and given == before
+    return same and all(type(before[name]) is type(value) in PLAIN_TYPES for name, value in given.items())
 
 
 def _is_int(value: Any) -> bool:

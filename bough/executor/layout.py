@@ -5,7 +5,6 @@
 steady decode step costs a few numpy calls, and fewer where the device finds out by itself where the tokens go.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,8 +99,8 @@ class RowMirror:
         """Brings the rows up to date with a plan."""
         rewritten = NO_WRITES
         if plan.setups or plan.edits:
-            edits = [self._write(edit.group, edit.row, edit.first, edit.pages) for edit in plan.edits]
-            rewritten = _joined([NO_WRITES, *self._set_up(plan.setups), *edits])
+            edits = (self._write(edit.group, edit.row, edit.first, edit.pages) for edit in plan.edits)
+            rewritten = _joined([NO_WRITES, *(each for setup in plan.setups for each in self._set_up(setup)), *edits])
         rows = plan.rows.astype(np.int64)  # as numpy indexes: it would convert them at every use
         appended = self._append(plan, rows)
         context_lens = self._lengths[rows]
@@ -184,17 +183,14 @@ class RowMirror:
         counts = self._page_counts[rows]
         return self.pages[:, rows, : counts.max(initial=1)], counts, self._lengths[rows]
 
-    def _set_up(self, setups: Sequence[RowSetup]) -> Iterator[TableWrites]:
-        rows = [setup.row for setup in setups]
-        self._page_counts[rows] = [len(setup.pages[0]) for setup in setups]
-        self._lengths[rows] = [setup.length for setup in setups]
-        self.adapters[rows] = [setup.adapter for setup in setups]
-        self.deltas[rows] = [setup.delta for setup in setups]
-        for setup in setups:
-            for group, pages in enumerate(setup.pages):
-                # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
-                if len(pages):
-                    yield self._write(group, setup.row, 0, pages if group < self._growing else pages[:1])
+    def _set_up(self, setup: RowSetup) -> list[TableWrites]:
+        self._page_counts[setup.row] = len(setup.pages[0])
+        self._lengths[setup.row] = setup.length
+        self.adapters[setup.row] = setup.adapter
+        self.deltas[setup.row] = setup.delta
+        # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
+        tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))
+        return [self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables) if len(pages)]
 
     def _write(self, group: int, row: int, first: int, pages: IntArray) -> TableWrites:
         self.pages[group, row, first : first + len(pages)] = pages

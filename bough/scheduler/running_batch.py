@@ -140,7 +140,8 @@ class RunningBatch:
         shared."""
         length = int(self.table.length[row]) + count
         missing = max(0, pages_for(length, self.page_size) - int(self.table.page_count[row]))
-        pages, *group_pages = self._take(missing)
+        pages = self.cache.take(missing)
+        group_pages = [NO_PAGES if group.is_state else group.take(missing) for group in self.cache.groups]
         self.table.extend(row, length, pages, group_pages)
         self._share(row)
         return pages, *self._snapshots(row, length, tuple(group_pages))
@@ -152,15 +153,11 @@ class RunningBatch:
         lengths = table.length[rows] + widths
         counts = self._missing_pages(lengths, table.page_count[rows])
         missing = int(counts.sum())
-        pages, *group_pages = self._take(missing)
+        pages = self.cache.take(missing)
+        group_pages = [NO_PAGES if group.is_state else group.take(missing) for group in self.cache.groups]
         table.grow(rows, lengths, counts, pages, group_pages)
         of_groups = tuple(counts if len(new) == missing else np.zeros_like(counts) for new in group_pages)
         return (pages, *group_pages), (counts, *of_groups)
-
-    def _take(self, count: int) -> list[IntArray]:
-        """So many pages of each group that grows with its rows."""
-        further = (NO_PAGES if group.is_state else group.take(count) for group in self.cache.groups)
-        return [self.cache.take(count), *further]
 
     def release_passed(self) -> None:
         """Gives up the pages that rows have left behind their windows. Steps in flight may still read them; steps that

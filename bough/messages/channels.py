@@ -24,7 +24,7 @@ from bough.messages.outputs import Reply
 M = TypeVar("M")
 TCP = "tcp://"
 KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
-TOGETHER = 256  # messages of one call that arrive at the same moment
+TOGETHER = 256  # messages of one call that arrive at once: whoever plans with what is there must not see only one
 CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second over nine years
 
 
@@ -115,8 +115,7 @@ class Sender:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=pack)
 
     def send(self, *messages: Any) -> None:
-        """Sends all of them or, where one cannot be encoded, none. The first of a burst arrive together: a receiver
-        that begins with what is there has enough to begin with."""
+        """Sends all of them or, where one cannot be encoded, none."""
         frames = [self._encoder.encode(message) for message in messages]
         for first in range(0, len(frames), TOGETHER):
             for socket in self._sockets:

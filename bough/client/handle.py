@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
 
+from msgspec import structs
+
 from bough.client.inputs import Inputs, Prompt
 from bough.client.outputs import Piece, RequestOutput, UpdateQueue
 from bough.client.replicas import Replicas, merge_replies
@@ -70,8 +72,9 @@ class EngineClient:
 
     async def generate(self, inputs: Inputs) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answer. A lone request that the engine refuses raises; in a batch it carries its reason."""
-        answers = await self.answers(inputs)
-        return [answer.to_dict() for answer in answers] if inputs.batched else answers[0].to_dict()
+        pieces = self.pieces(inputs, stream=False)
+        outputs = {piece.index: piece.answer.to_dict() async for piece in pieces}  # while others are still computed
+        return [outputs[index] for index in range(len(outputs))] if inputs.batched else outputs[0]
 
     async def answers(self, inputs: Inputs) -> list[RequestOutput]:
         pieces = self.pieces(inputs, stream=False)
@@ -244,7 +247,7 @@ class EngineClient:
             raise RequestError(f"This model takes no {PLURALS[kind]}; leave {FIELDS[kind]} out.", field=FIELDS[kind])
         found = await self.preparer.prepare(prompt.ids, prompt.sources)
         ids, plain = found.input_ids, found.plain_ids
-        return dataclasses.replace(prompt, ids=ids, plain_ids=plain, sources=(), media=found.media, held=found.items)
+        return structs.replace(prompt, ids=ids, plain_ids=plain, sources=(), media=found.media, held=found.items)
 
     def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
         if self._death is not None:
@@ -349,7 +352,7 @@ class EngineClient:
                 answer.abandon()
 
 
-SHARED = tuple(name for name in Generate.__struct_fields__ if name in Prompt.__dataclass_fields__ and name != "names")
+SHARED = tuple(name for name in Generate.__struct_fields__ if name in Prompt.__struct_fields__ and name != "names")
 
 
 def _generate_message(answer: RequestOutput) -> Generate:

@@ -100,7 +100,7 @@ class RowMirror:
         rewritten = NO_WRITES
         if plan.setups or plan.edits:
             edits = (self._write(edit.group, edit.row, edit.first, edit.pages) for edit in plan.edits)
-            rewritten = _joined([*map(self._set_up, plan.setups), *edits])
+            rewritten = _joined([NO_WRITES, *(each for setup in plan.setups for each in self._set_up(setup)), *edits])
         rows = plan.rows.astype(np.int64)  # as numpy indexes: it would convert them at every use
         appended = self._append(plan, rows)
         context_lens = self._lengths[rows]
@@ -183,14 +183,14 @@ class RowMirror:
         counts = self._page_counts[rows]
         return self.pages[:, rows, : counts.max(initial=1)], counts, self._lengths[rows]
 
-    def _set_up(self, setup: RowSetup) -> TableWrites:
+    def _set_up(self, setup: RowSetup) -> list[TableWrites]:
         self._page_counts[setup.row] = len(setup.pages[0])
         self._lengths[setup.row] = setup.length
         self.adapters[setup.row] = setup.adapter
         self.deltas[setup.row] = setup.delta
         # Of states, behind its own page, the row names the one that it begins with: see `StateCopies`.
         tables = (*setup.pages[: self._growing], *(pages[:1] for pages in setup.pages[self._growing :]))
-        return _joined([self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables)])
+        return [self._write(group, setup.row, 0, pages) for group, pages in enumerate(tables) if len(pages)]
 
     def _write(self, group: int, row: int, first: int, pages: IntArray) -> TableWrites:
         self.pages[group, row, first : first + len(pages)] = pages

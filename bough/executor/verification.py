@@ -63,6 +63,7 @@ class HostRows:
         self.last_tokens = np.zeros(limits.rows, dtype=np.int64)
         self._counts = np.ones(limits.rows, dtype=np.int32)  # tokens that each row got in its last step
         self.sampling = SamplingState(limits.rows, limits.vocab_size, "cpu", agree)
+        self._samples = limits.vectors is None
 
     def align(self, plan: BatchPlan) -> BatchPlan:
         """The plan with the drafts that follow what its rows have got."""
@@ -70,7 +71,8 @@ class HostRows:
 
     def apply(self, plan: BatchPlan) -> StepLayout:
         """Brings the rows up to date; decodes begin with the token that their row sampled last."""
-        self.sampling.setup(plan.setups)
+        if self._samples:
+            self.sampling.setup(plan.setups)
         layout, decoding = self.mirror.apply(plan), plan.rows[plan.given < plan.query_lens]
         layout.token_ids[layout.from_device] = (
             self.last_tokens[decoding] if plan.last_tokens is None else plan.last_tokens

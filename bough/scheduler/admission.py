@@ -59,13 +59,17 @@ class Forecast:
         self._table = batch.table
         self._cache = batch.cache
         self.ratio = NewTokenRatio(conservativeness)
+        self._at_most = 0  # pages that those that run, and the last one asked for, are expected to take yet
 
-    def fits(self, request: Request, cached: int = 0, unlocked: int = 0) -> bool:
+    def fits(self, request: Request, cached: int = 0, unlocked: int = 0, *, another: bool = False) -> bool:
         """Whether a waiting request, of which so many tokens are cached and locked, fits beside those that run. Of the
-        cached ones so many pages are `unlocked` as yet."""
+        cached ones so many pages are `unlocked` as yet. `another`: since the last call only what did fit has begun."""
         cache, size = self._cache, self._cache.page_size
-        pages, prefix = self._pages(request), cached // size
-        if pages - prefix > self._room(cache.available - unlocked):
+        pages, prefix, available = self._pages(request), cached // size, cache.available - unlocked
+        if not another or self._at_most + pages - prefix > available:
+            self._at_most = available - self._room(available)
+        self._at_most += pages - prefix
+        if self._at_most > available:
             return False
         windows = [(i, group) for i, group in enumerate(cache.groups) if not group.is_state]
         # A window group keeps a bounded number of pages for a row, however long it becomes.

@@ -92,7 +92,7 @@ class Intake:
             tokens=np.concatenate([tokens, output]) if len(output) else tokens,
             prompt_len=len(tokens),
             sampling=sampling,
-            max_new=min(sampling.max_new_tokens, longest - len(tokens)),
+            max_new=min(sampling.max_new_tokens, longest - len(tokens)) if self._limits.vectors is None else 0,
             stop_ids=stop_ids,
             namespace=self._adapters.namespace(message.adapter, namespace),
             logprobs=None if spec is None else LogprobSpec(spec.top, spec.ids),
@@ -161,8 +161,9 @@ class Intake:
     def _check_prompt(self, tokens: IntArray) -> None:
         if not len(tokens):
             raise RequestError("The prompt is empty; give at least one token.", field="input_ids")
-        text = tokens[tokens < MEDIA_ID]
-        self._check_ids("input_ids", (int(text.min(initial=0)), int(text.max(initial=0))))
+        if (highest := int(tokens.max())) >= MEDIA_ID:
+            highest = int(tokens.max(initial=0, where=tokens < MEDIA_ID))
+        self._check_ids("input_ids", (int(tokens.min(initial=0)), highest))
 
     def _without_unknown_stops(self, sampling: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """A stop token that the model does not have cannot be generated, so it changes nothing."""

@@ -52,6 +52,7 @@ LONGEST_WAIT_S = 0.002  # between two polls of a running step, which may end bef
 # Requests that are looked into in a turn, or as many as fill a step: of a burst, the first are computed before the last
 # are looked into.
 TAKEN_AT_ONCE = 32
+FEW_TOKENS = 32  # that a request is taken to bring at least, so that a turn looks into some hundreds at most
 PAUSE_STEPS = 32  # between two pieces of the executor's work under load, in which every stream stands still
 QUIET_S = 1.0  # without a message before the page accounts are audited, so that no request waits for the audit
 
@@ -286,12 +287,19 @@ class Scheduler:
         self._look_into(len(self._arrived) if at_once else TAKEN_AT_ONCE)
 
     def _look_into(self, count: int) -> None:
-        """Until so many are taken, and as many as fill a step."""
+        """Until so many are taken, and as many as fill a step. Of what is cached they bring little, and while a step
+        runs there is time for more of them: prompts in small steps end one after the other, in batches of few rows."""
         most, tokens = len(self._requests) + count, 0
         while self._arrived and (len(self._requests) < most or tokens < self._step_tokens):
             _, message = self._arrived.popitem(last=False)
-            tokens += len(message.input_ids) // 4
             self._handle(message)
+            request, count = self._requests.get(message.handle), len(message.input_ids) // 4
+            busy = tokens < self._step_tokens and self._in_flight and not self._in_flight[-1][1].ready()
+            if request is not None and busy and count > FEW_TOKENS:
+                known = self._cache.tree.match_length(request.tokens[: request.match_cap], request.namespace)
+                # Others of this very burst may have the prefix, too.
+                count = max(FEW_TOKENS, min(count - known, count // 8))
+            tokens += count
 
     def _handle(self, message: messages.ToScheduler) -> None:
         if self._control.hold(message):

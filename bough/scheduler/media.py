@@ -63,9 +63,9 @@ class Media:
     def namespace(self, message: Generate, tokens: IntArray) -> str:
         """Where the request's prefixes are cached; a `RequestError` if what it has beside text cannot be served."""
         items = () if message.media is None else message.media.items
-        places = np.flatnonzero(tokens >= MEDIA_ID)
-        if self._limits.speech is not None or (not items and not len(places)):
+        if self._limits.speech is not None or (not items and int(tokens.max()) < MEDIA_ID):
             return message.namespace
+        places = np.flatnonzero(tokens >= MEDIA_ID)
         if (media := self._limits.media) is None:
             if any(item.kind == "embeds" for item in items):
                 text = "This model reads no input_embeds here; send text or input_ids."

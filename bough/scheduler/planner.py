@@ -190,7 +190,7 @@ class Planner:
             if count > 0:
                 chunks.append(self._extend(request, count))
                 budget -= count + self.media.take(request, chunks[-1].first, count)
-        overdue = False
+        overdue = admitted = False
         startable = budget > 0 and self._table.free_rows
         for request in self._ranking.ordered(self._queue, self._batch.moves) if startable else ():
             if budget <= 0 or not self._table.free_rows:
@@ -198,10 +198,11 @@ class Planner:
             if request.adapter and (overdue or not self._adapters.place(request, self._table.running_requests())):
                 overdue = overdue or now - request.since > SLOT_WAIT_S
                 continue
-            chunk = self._admit(request, budget, now)
+            chunk = self._admit(request, budget, now, another=admitted)
             if chunk is None:
                 break
             chunks.append(chunk)
+            admitted = True
             budget -= self.media.take(request, chunk.first, chunk.count)
             self._loads = self._loads or self._cache.load_s > 0.0
             budget -= chunk.count + int(self._cache.load_s * (self._prefill_budget.least_tokens_per_s or 0.0))
@@ -216,8 +217,9 @@ class Planner:
             decodes=len(decoding),
         )
 
-    def _admit(self, request: Request, budget: int, now: float) -> Chunk | None:
-        """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others."""
+    def _admit(self, request: Request, budget: int, now: float, *, another: bool) -> Chunk | None:
+        """Admits a waiting request and plans its first chunk, if its expected pages fit beside those of the others;
+        `another` in the same step."""
         waits, moves, *cached = self._waits
         same = waits is request and moves == self._batch.moves and self._table.running  # the tree of the last turn
         if same and not self._forecast.fits(request, *cached):
@@ -229,7 +231,7 @@ class Planner:
             known = known[:allowed]
             match = self._cache.match_and_lock(known, request.namespace, touch=False)
         # With nobody else in memory the request always fits: its length was checked when it was taken.
-        if self._table.running and not self._forecast.fits(request, match.length):
+        if not self._forecast.fits(request, match.length, another=another) and self._table.running:
             self._waits = request, self._batch.moves, match.length, available - self._cache.available
             self._cache.unlock(match)
             return None

@@ -143,6 +143,13 @@ class RowTable:
             self.page_count[rows] = held + counts
         self.length[rows] = lengths
 
+    def extend(self, row: int, length: int, pages: IntArray, group_pages: Sequence[IntArray]) -> None:
+        """`grow` of a prompt, whose next chunk has these pages."""
+        held = int(self.page_count[row])
+        for table, new in zip((self.pages, *self.group_pages), (pages, *group_pages), strict=True):
+            table[row, held : held + len(new)] = new
+        self.page_count[row], self.length[row] = held + len(pages), length
+
     def pass_pages(self, group: int, rows: RowIndex, first: IntArray) -> IntArray:
         """These rows hold pages of a further group only from `first` on; returns those that they held before."""
         held = self.group_first[group][rows]

@@ -138,9 +138,13 @@ class RunningBatch:
     def grow(self, row: int, count: int) -> tuple[IntArray, ...]:
         """Pages of each group for `count` more tokens of a prefill; they are appended to the row and the new prefix is
         shared."""
-        (pages, *group_pages), _ = self.grow_decodes(np.array([row]), np.array([count], dtype=np.int32))
+        length = int(self.table.length[row]) + count
+        missing = max(0, pages_for(length, self.page_size) - int(self.table.page_count[row]))
+        pages = self.cache.take(missing)
+        group_pages = [NO_PAGES if group.is_state else group.take(missing) for group in self.cache.groups]
+        self.table.extend(row, length, pages, group_pages)
         self._share(row)
-        return pages, *self._snapshots(row, int(self.table.length[row]), tuple(group_pages))
+        return pages, *self._snapshots(row, length, tuple(group_pages))
 
     def grow_decodes(self, rows: RowIndex, widths: IntArray) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
         """Up to so many more tokens for each row: of each group the new pages in row order, and how many each row got.

@@ -134,7 +134,7 @@ class ServerContext:
             warning = (
                 f"max_new_tokens is {asked}, but the prompt leaves {left} tokens of the context; the answer ends there."
             )
-            return dataclasses.replace(prompt, warnings=(*prompt.warnings, in_client_names(warning)))
+            return msgspec.structs.replace(prompt, warnings=(*prompt.warnings, in_client_names(warning)))
 
         return dataclasses.replace(inputs, prompts=tuple(map(warned, inputs.prompts)))
 

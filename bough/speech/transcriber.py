@@ -209,7 +209,8 @@ class Transcriber:
             feature = Feature("input_features", heard.dtype.str, heard.shape, 0)
             media = MediaPrompt((MediaItem("audio", digest, (), (feature,), file),))
             # All that the decoder computes depends on what it hears, so nothing is shared but by the same sound.
-            hearing = tuple(dataclasses.replace(each, media=media, namespace=digest.hex()) for each in inputs.prompts)
+            heard_by = {"media": media, "namespace": digest.hex()}
+            hearing = tuple(msgspec.structs.replace(each, **heard_by) for each in inputs.prompts)
             pieces = self._client.pieces(dataclasses.replace(inputs, prompts=hearing), stream=emit is not None)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:

@@ -143,6 +143,19 @@ def test_shared_parameters_are_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 1 and [p.sampling.max_new_tokens for p in shared] == [3, 3, 3]
     READER.read(prompt=["a", "b"], sampling_params=[{"n": 1}, {"n": 2}])
     assert len(calls) == 3
+    alike = [{"n": 1, "temperature": 0.5, "stop": None} for _ in range(5)]
+    assert len({id(p.sampling) for p in READER.read(prompt=["a"] * 5, sampling_params=alike).prompts}) == 1
+    assert len(calls) == 4
+    lists = [{"stop": ["x"]}, {"stop": ["x"]}]
+    assert [p.sampling.stop for p in READER.read(prompt=["a", "b"], sampling_params=lists).prompts] == [("x",)] * 2
+
+
+@pytest.mark.parametrize("before", [{"max_new_tokens": 1}, {"max_new_tokens": 1, "n": 1}])
+def test_what_is_equal_to_something_right_may_be_wrong(before: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="max_new_tokens must be a whole number, got True"):
+        READER.read(prompt=["a", "b"], sampling_params=[before, {**before, "max_new_tokens": True}])
+    with pytest.raises(RequestError, match="must be an object, not list"):
+        READER.read(prompt=["a", "b"], sampling_params=[before, [before]])
 
 
 def test_a_call_may_be_limited_in_prompts_and_samples() -> None:

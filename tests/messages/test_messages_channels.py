@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop, finish_to_dict
+from bough.messages import channels
 from bough.messages.channels import Addresses, Receiver, Sender
 from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Started, StepOutput, ToClient, ToDetokenizer
 from bough.messages.requests import Abort, FlushCache, Garbled, Generate, ToScheduler
@@ -78,6 +79,32 @@ def test_all_of_several_messages_go_out_or_none(tmp_path: Path) -> None:
     sender.close()
     receiver.close()
     context.term()
+
+
+def test_messages_of_one_call_arrive_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a number: the parts of one message of ZeroMQ, of which either all are there or none."""
+    monkeypatch.setattr(channels, "TOGETHER", 20)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = Addresses.in_folder(tmp_path).scheduler
+    socket = context.socket(zmq.PULL)
+    socket.bind(address)
+    sender = Sender(context, address)
+    prompts = [generate(handle, [1] * 3000) for handle in range(50)]
+    sender.send()
+    sender.send(*prompts)
+    parts = [socket.recv_multipart() for _ in range(3)]
+    assert [len(each) for each in parts] == [20, 20, 10]
+    decoder = msgspec.msgpack.Decoder(ToScheduler)
+    assert [decoder.decode(frame) for each in parts for frame in each] == prompts
+    sender.close()
+    receiver: Receiver[ToScheduler] = Receiver(context, f"{address}2", ToScheduler)
+    sender = Sender(context, f"{address}2")
+    sender.send(*prompts)
+    received = list[ToScheduler]()
+    while len(received) < len(prompts):
+        received += receiver.receive(5.0)
+    assert received == prompts
+    context.destroy()
 
 
 def test_between_hosts_only_holders_of_the_key_hear_what_is_sent() -> None:

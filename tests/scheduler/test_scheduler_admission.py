@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bough.core.model_config import FULL_ATTENTION, KVGroup
 from bough.core.plan import Limits
@@ -100,6 +102,22 @@ def test_a_forecast_weighs_a_request_against_those_that_run() -> None:
     assert forecast.fits(waiting_request(prompt=[1] * 40, max_new_tokens=4 * left - 39), cached=4)
     resumed = waiting_request(prompt=[1] * 40, prompt_len=38, max_new_tokens=4 * left - 38)
     assert forecast.fits(resumed)  # 2 of its output are there
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40), st.integers(0, 10)), min_size=1, max_size=12))
+def test_requests_that_begin_together_are_weighed_as_one_by_one(requests: list[tuple[int, int, int]]) -> None:
+    """Each is a prompt, its output, and how much of the prompt the step computes at once."""
+    limits = Limits(12, 4, (40,), 80, 100, 16, "test")
+    batch = RunningBatch(RowTable(12, 80, 4), PrefixCache(limits, MemorySettings(disable_radix_cache=True)))
+    forecast, plain = (Forecast(batch, conservativeness=1.0) for _ in range(2))
+    for number, (prompt, output, count) in enumerate(requests):
+        request = waiting_request(number, [number] * prompt, max_new_tokens=output)
+        fits = forecast.fits(request, another=number > 0)
+        assert fits is plain.fits(request)
+        if not fits:
+            break
+        run(batch, request)
+        batch.grow(request.row, min(count, prompt))
 
 
 def test_a_window_is_needed_once_however_long_a_request_becomes() -> None:

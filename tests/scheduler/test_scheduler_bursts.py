@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from bough.core.finish import FinishAbort, FinishLength
+from bough.core.plan import BatchPlan
 from bough.messages.requests import Abort, FlushCache, GetState, Pause, Ping, Resume, Shutdown
-from bough.scheduler.loop import TAKEN_AT_ONCE
+from bough.scheduler.loop import FEW_TOKENS, TAKEN_AT_ONCE
 from tests.fakes.boxes import generate
-from tests.fakes.executor import FakeExecutor
+from tests.fakes.executor import Done, FakeExecutor
 from tests.fakes.scheduler_bench import Bench
 
 MANY = 600
@@ -62,6 +63,47 @@ def test_short_prompts_fill_a_step_and_of_long_ones_few_are_looked_into_before_i
     bench, _ = burst(FakeExecutor(rows=64, pages=4096, chunk_tokens=64), length=40)
     bench.turn()
     assert len(bench.out.opened) == TAKEN_AT_ONCE
+
+
+class Busy(FakeExecutor):
+    """Its steps seem to run until somebody waits for them."""
+
+    def launch(self, plan: BatchPlan) -> Done:
+        return Running(super().launch(plan).result)
+
+
+class Running(Done):
+    def ready(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("executor", "steps"), [(Busy, 5), (FakeExecutor, 8)])
+def test_while_a_step_runs_the_next_is_filled_with_what_is_not_cached(executor: type[FakeExecutor], steps: int) -> None:
+    """256 prompts over four prefixes of 480 tokens, with 32 tokens of their own: 4.94 times 2,048 tokens."""
+    limits = {"rows": 256, "pages": 32768, "context_length": 640, "chunk_tokens": 2048}
+    bench = Bench(executor(**limits))  # type: ignore[arg-type]
+    for handle in range(256):
+        prefix = [handle % 4 + 1] * 480
+        bench.ask(handle, [*prefix, 10 + handle // 4, *[9] * 31], max_new_tokens=2, ignore_eos=True)
+    bench.run()
+    prompts = [int(plan.given.sum()) for plan in bench.executor.plans if plan.given.any()]
+    assert len(bench.out.ended) == 256 and sum(prompts) == 4 * 480 + 256 * 32
+    assert len(prompts) == steps, prompts
+
+
+def test_however_much_is_cached_a_turn_looks_into_some_hundreds_at_most() -> None:
+    bench = Bench(Busy(rows=2000, pages=8000, context_length=512, chunk_tokens=8192))
+    prompt = [5] * 300
+    bench.ask(0, prompt, max_new_tokens=2)
+    bench.run()
+    for handle in range(1, 1001):
+        bench.ask(handle, prompt, max_new_tokens=4)
+    bench.turn()
+    first = len(bench.out.opened)
+    bench.turn()
+    assert TAKEN_AT_ONCE < len(bench.out.opened) - first <= 8192 // FEW_TOKENS
+    bench.run()
+    assert len(bench.out.ended) == 1001
 
 
 def test_an_urgent_request_behind_a_burst_is_served_next() -> None:

@@ -77,6 +77,12 @@ def test_a_request_for_a_vector_knows_how_it_is_pooled_and_what_it_may_find_cach
     assert ask(mode="last").match_cap == 2
 
 
+def test_a_model_of_vectors_gives_no_tokens_whatever_is_asked() -> None:
+    """Its executor sets up nothing to sample with."""
+    message = generate(1, [1, 2], max_new_tokens=5, pooling=Pooling())
+    assert intake(vectors=EMBEDS).request(message, 0, 0.0).max_new == 0
+
+
 def test_a_text_that_is_too_long_keeps_its_last_token() -> None:
     with pytest.raises(RequestError, match="40 tokens is longer than the 32 that this model reads"):
         intake(vectors=EMBEDS).request(generate(1, [*range(40)], max_new_tokens=0, pooling=Pooling()), 0, 0.0)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -40,7 +41,9 @@ class NotingReader(InputReader):
     def read(self, **given: Any) -> Inputs:
         inputs = super().read(**given)
         self.sources = inputs.prompts[0].sources
-        return dataclasses.replace(inputs, prompts=tuple(dataclasses.replace(p, sources=()) for p in inputs.prompts))
+        return dataclasses.replace(
+            inputs, prompts=tuple(msgspec.structs.replace(p, sources=()) for p in inputs.prompts)
+        )
 
 
 def served(

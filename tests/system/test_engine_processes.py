@@ -11,9 +11,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -265,7 +265,7 @@ def test_a_request_that_slips_past_the_checks_is_refused_alone(tiny_model: Path)
         wrong = {"rid": 5, "seed": "x", "namespace": 7, "priority": 1.5, "logprobs": 3}
         wrong["sampling"] = SamplingParams(stop="x")  # type: ignore[arg-type]
         for field, value in wrong.items():
-            inputs = Inputs((replace(prompt, **{field: value}),), batched=False)  # type: ignore[arg-type]
+            inputs = Inputs((msgspec.structs.replace(prompt, **{field: value}),), batched=False)
             with pytest.raises(RequestError, match="cannot be read"):
                 engine._wait(engine._client.generate(inputs))
         assert "output_ids" in engine.generate(input_ids=[1], sampling_params={"max_new_tokens": 2})

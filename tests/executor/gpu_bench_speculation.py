@@ -79,7 +79,8 @@ def verify(shape: str) -> None:
                 pages = np.arange(1 + row * each, 1 + (row + 1) * each, dtype=np.int32)
                 executor.launch(prompt_plan(row, np.arange(KEYS, dtype=np.int32) % 1000 + row, pages)).wait()
             kinds = executor._few_keys_graphs, executor._decode_graphs
-            captured = kinds if width == 1 else (drafts[width],)
+            short = executor._drafted.few_keys
+            captured = kinds if width == 1 else (drafts[width], *((short[width],) if width in short else ()))
             for graphs in captured:
                 if batch in graphs._sizes and batch not in graphs._graphs:
                     with torch.inference_mode():

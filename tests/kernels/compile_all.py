@@ -215,6 +215,7 @@ def launch_attention(dtype: torch.dtype, head_dim: int, arch: str) -> None:
             attention.decode(cache, shared=SharedWork(ROWS, HEADS, KV_HEADS, head_dim, torch.device("cpu")))
     if dtype != torch.float32:
         attention.projected((False, True) if head_dim in EDGES else (False,))
+        attention.projected(columns=ROWS // 2)
         if head_dim in EDGES:
             attention.projected(window=64, softcap=30.0)
     if head_dim in EDGES:

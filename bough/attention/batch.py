@@ -49,6 +49,7 @@ class AttentionBatch:
     positions: torch.Tensor  # [tokens] int64, by which they rotate; or [3, tokens]
     page_size: int
     few_keys: bool = False  # decodes alone, and few, over few keys in all: as the host knows it, or captured for such
+    columns: int = 0  # decodes of a column, where rows have tokens in several at one position after the other
     shared: SharedWork | None = None  # what decodes read together; the rest of each begins at its `own_first`
     # On the device, `query_starts` of steps with more than decodes; of a captured one, behind its rows 0.
     starts: torch.Tensor | None = None  # [batch + 1] int32

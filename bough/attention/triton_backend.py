@@ -170,6 +170,7 @@ class TritonAttention(AttentionBackend):
         rows = (batch.rows, batch.lengths, self._plan(batch, layer))
         shape, sinks = (layer.heads, layer.kv_heads, qk_norm_rope), layer.sinks
         settings: dict[str, Any] = {"scale": layer.scale, "window": layer.window, "softcap": layer.softcap}
+        settings["columns"] = batch.columns
         return projected_decode(qkv, *shape, *places, *rows, page_size=batch.page_size, sinks=sinks, **settings)
 
     def _plan(self, batch: AttentionBatch, layer: AttentionSpec, most: int | None = None) -> DecodeWork:

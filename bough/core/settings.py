@@ -45,7 +45,7 @@ REASONING_PARSERS = (
     "step3", "step3p5",
 )  # fmt: skip
 DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
-NGRAM_TOKENS, MODEL_TOKENS = 8, 4  # of a request in one step, where the user does not say
+NGRAM_TOKENS, MODEL_TOKENS = 16, 4  # of a request in one step, where the user does not say
 TREE_TOKENS, TREE_STEPS = 8, 5  # the same where drafts are a tree, and how many may follow each other
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 CHAINS_ALONE = "accepted for SGLang's users; drafts of NGRAM are chains"

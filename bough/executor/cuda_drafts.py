@@ -25,6 +25,7 @@ from bough.executor.graphs import Captured, CudaGraphs
 from bough.executor.layout import Growth, has_drafts
 from bough.executor.staging import Staging
 from bough.kernels.drafted_decode.triton import FIELDS, count_held_, drafted_inputs_
+from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.sampling.state import SamplingState
 
@@ -97,6 +98,7 @@ class DraftedSteps:
         self._result, self._ends = zeros(2 * tokens, kind=torch.int64), zeros(tokens, kind=torch.int64)
         self._taken = torch.zeros_like(hidden[:tokens])  # what the draft model reads of them
         self.graphs: dict[int, CudaGraphs[list[Graph]]] = {}  # by width
+        self.few_keys: dict[int, CudaGraphs[list[Graph]]] = {}  # the same for steps with few keys
         self._unread: deque[DraftedStep] = deque()  # with drafts
         self._on_device = np.zeros(rows, dtype=np.bool_)  # rows whose last step was of this kind
         self._drafted = np.zeros(rows, dtype=np.bool_)  # and those whose last step had drafts
@@ -136,7 +138,9 @@ class DraftedSteps:
         rows, size, width = plan.rows, len(plan.rows), int(plan.query_lens.max())
         drafts, filtered = width > 1, bool(self._sampling.flags.filtered(rows).any())
         wide = next((each for each in self.graphs if each >= width), 0)
-        found = self.graphs[wide].find(size) if wide else None
+        few = bool(wide) and worth(size * wide, int(growth.lengths.sum()) * wide)
+        found = self.few_keys[wide].find(size) if few and wide in self.few_keys else None
+        found = self.graphs[wide].find(size) if found is None and wide else found
         size, width = (size, width) if found is None else (found[0], wide)
         self._send(plan, growth, size)
         if found is None:
@@ -163,25 +167,25 @@ class DraftedSteps:
         lines[np.arange(n).repeat(counts), FIELDS + positions_in_runs(counts)] = plan.tokens
         self._staging.copy_into(self._lines.view(-1)[: lines.size], lines)
 
-    def _forward(self, size: int, width: int) -> torch.Tensor:
+    def _forward(self, size: int, width: int, few: bool = False) -> torch.Tensor:
         """From the lines to hidden states of all tokens, with what the draft model guesses and reads."""
         tokens, drafter, page_size = size * width, self._drafter, self._limits.page_size
         places, of_step = self._places[:, :tokens], (self._columns[:, :tokens], self._places[:, :tokens])
         drafted_inputs_(self._lines[:size], self._of_rows, self._inputs.all_page_tables, *of_step, page_size)
         self._inputs.shift_(places[1], self._columns[0, :tokens])
-        batch, taps = self._batch(slice(tokens)), None
+        batch, taps = self._batch(slice(tokens), few, size), None
         if drafter is not None:
-            drafter.chain(places[0].view(width, size), batch.rows[:size].long(), self._batch)
+            drafter.chain(places[0].view(width, size), batch.rows[:size].long(), partial(self._batch, few=few))
             taps = drafter.taps()
         hidden = self._forward_of(places[0], batch, tapped=taps)
         if drafter is not None and drafter.reads_hidden:
             self._taken[:tokens].copy_(drafter.take_in(hidden, taps, batch))
         return self._hidden[:tokens].copy_(hidden)
 
-    def _finish(self, size: int, width: int, filtered: bool) -> torch.Tensor:
+    def _finish(self, size: int, width: int, filtered: bool, few: bool = False) -> torch.Tensor:
         """Samples at all positions, keeps what holds, and lets the draft model follow."""
         tokens, parameters, ends = size * width, self._sampling.parameters, self._ends[:size]
-        batch, logits = self._batch(slice(tokens)), self._logits(self._hidden[:tokens])
+        batch, logits = self._batch(slice(tokens), few, size), self._logits(self._hidden[:tokens])
         rows, result, computed = batch.rows.long(), self._result[: tokens + size], self._places[0, :tokens]
         found, bad = sample_rows(logits, rows, parameters, filtered, batch=size)
         found = self._sampling.agree(found)
@@ -190,14 +194,15 @@ class DraftedSteps:
             self._drafter.read(rows[:size], batch, found, self._taken[:tokens], ends)
         return result
 
-    def _batch(self, part: slice) -> AttentionBatch:
+    def _batch(self, part: slice, few: bool = False, columns: int = 0) -> AttentionBatch:
         (rows, lengths), (_, positions, *slots) = self._columns[:, part], self._places[:, part]
-        return decodes_of(rows, lengths, positions, tuple(slots), self._inputs.page_tables, self._limits.page_size)
+        places = rows, lengths, positions, tuple(slots), self._inputs.page_tables, self._limits.page_size
+        return decodes_of(*places, few_keys=few, columns=columns)
 
-    def capture(self, width: int, size: int, of: Callable[[Part], Graph]) -> list[Graph]:
+    def capture(self, width: int, size: int, of: Callable[[Part], Graph], few: bool = False) -> list[Graph]:
         self._lines.zero_()
         self._lines[:, 0], self._lines[:, 1] = self._limits.rows, width
-        parts = partial(self._forward, size, width), partial(self._finish, size, width, False)
+        parts = partial(self._forward, size, width, few), partial(self._finish, size, width, False, few)
         for part in parts:
             part()
         torch.cuda.synchronize()

@@ -127,11 +127,13 @@ class CudaExecutor:
         self._hidden = torch.zeros((most, model.config.hidden_size), dtype=dtype, device=device)
         parts = limits, inputs, staging, sampling, drafter, drafts
         self._drafted = DraftedSteps(self._forward, model.logits, self._hidden, *parts)
-        for width, sizes in graphs.drafted.items():
-            make = partial(self._drafted.capture, width, of=lambda run: self._graph_memory.capture(run))
-            self._drafted.graphs[width] = CudaGraphs(f"{width}-token decode", sizes, make)
+        for few, made in ((True, self._drafted.few_keys), (False, self._drafted.graphs)):
+            for width, sizes in (graphs.drafted_few if few else graphs.drafted).items():
+                make = partial(self._drafted.capture, width, of=lambda run: self._graph_memory.capture(run), few=few)
+                made[width] = CudaGraphs(f"{'short ' * few}{width}-token decode", sizes, make)
         self._graphs: tuple[CudaGraphs[Any], ...] = self._few_keys_graphs, self._decode_graphs, self._mixed_graphs
-        self._graphs += (self._shared_graphs, *self._drafted.graphs.values())  # in the order of capture
+        self._graphs += (self._shared_graphs, *self._drafted.few_keys.values())  # in the order of capture
+        self._graphs += tuple(self._drafted.graphs.values())
         self._graphs += (self._adapted_graphs, self._adapted_mixed_graphs)
         if encoder is not None and encoder.tower is not None and graphs.decode:
             self._graphs += (VisionGraphs(encoder.tower, lambda run: self._graph_memory.capture(run)).graphs,)

@@ -140,8 +140,13 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepSha
     rows = min(settings.model.cuda_graph_max_bs_decode or shape.rows, shape.rows)
     drafted = drafted_sizes(rows, verified_drafts(loaded, settings) or 0)
     verified = [width * sizes[-1] for width, sizes in drafted.items()]
+    has_few = projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None
+    has_few = has_few and not settings.model.enable_deterministic_inference
+    short = {width: [size for size in sizes if size * width <= MOST_ROWS] for width, sizes in drafted.items()}
+    short = {width: sizes for width, sizes in short.items() if sizes and has_few}
     if settings.speculative.has_model:  # which has a part in every step; of prompts none is captured
-        return GraphSizes(drafted=drafted, scratch_bytes=shape.graph_scratch_bytes(verified, (), forward_bytes))
+        scratch = shape.graph_scratch_bytes(verified, (), forward_bytes)
+        return GraphSizes(drafted=drafted, drafted_few=short, scratch_bytes=scratch)
     decode = decode_sizes(rows)
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()
@@ -151,11 +156,11 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepSha
             mixed = mixed_sizes(chunk, chunk + shape.rows, loaded.config.layer_weights // loaded.topology.tp_size)
         if loaded.config.latent is not None:
             mixed = [size for size in mixed if size <= MOST_ABSORBED]
-        if projects(loaded.dtype, loaded.cache_dtype) and loaded.config.latent is None:
-            few_keys = [size for size in decode if size <= MOST_ROWS]
+    if has_few:
+        few_keys = [size for size in decode if size <= MOST_ROWS]
     shared = [size for size in decode if size > 2] if shares_reads(loaded, settings) else ()
     scratch = shape.graph_scratch_bytes([*decode, *verified], mixed, forward_bytes)
-    return GraphSizes(decode, mixed, few_keys, shared, drafted, scratch, loaded.adapters is not None)
+    return GraphSizes(decode, mixed, few_keys, shared, drafted, short, scratch, loaded.adapters is not None)
 
 
 def verified_drafts(loaded: LoadedWeights, settings: Settings) -> int | None:

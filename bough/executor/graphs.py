@@ -63,13 +63,14 @@ class GraphSizes:
     few_keys: Sequence[int] = ()
     shared: Sequence[int] = ()
     drafted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rows with drafts, by the tokens of each
+    drafted_few: Mapping[int, Sequence[int]] = field(default_factory=dict)  # the same with few keys
     scratch_bytes: int = 0  # that the largest of them needs while it runs
     adapted: bool = False  # whether `decode` and `mixed` are captured a second time, for rows with adapters
 
     @property
     def count(self) -> int:
         """Graphs in all: decode steps have a second one, for sampling."""
-        plain = 2 * sum(map(len, (self.few_keys, self.shared, *self.drafted.values())))
+        plain = 2 * sum(map(len, (self.few_keys, self.shared, *self.drafted.values(), *self.drafted_few.values())))
         return plain + (1 + self.adapted) * (2 * len(self.decode) + len(self.mixed))
 
 

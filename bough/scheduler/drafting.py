@@ -62,16 +62,17 @@ class Drafting:
         # Of an answer that may stop by itself one token is left for the next step, which is then launched: so the token
         # that it stops with is cached as it is without drafts.
         stoppable = table.heeds_eos[rows] | table.has_stop_ids[rows]
-        largest = np.clip(table.max_new[rows] - table.sampled[rows] - stoppable, 1, self.most)
+        left = table.max_new[rows] - table.sampled[rows] - stoppable
+        largest = np.minimum(np.maximum(left, 1), self.most)
         for place in table.constrained[rows].nonzero()[0].tolist():
             constraint = table.request_in(int(rows[place])).constraint
             largest[place] = largest[place] if constraint is not None and constraint.quick else 1
         if not len(rows) or len(rows) > DRAFTED_ROWS or self._pause:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
+        if not self._lengths.knows_cost(len(rows)):  # where there are drafts for all, no other step would tell
+            return self.without(rows)
         if self._proposer is None:
-            if not self._lengths.knows_cost(len(rows)):  # the device has drafts for all: no other step would tell
-                return self.without(rows)
             guessed = self._lengths.choose(rows, (largest - 1).astype(np.int32))
             return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
         began = time.perf_counter()
@@ -107,10 +108,15 @@ class Drafting:
         ]
         return Drafts(given + 1, given, np.concatenate(tokens), spare=spare if spare.any() else None)
 
-    def after_step(self, rows: RowIndex, serials: npt.NDArray[np.int64], widths: IntArray, result: StepResult) -> None:
-        """These rows have decoded. Called before the step is committed, which may end their requests."""
+    def after_step(
+        self, rows: RowIndex, serials: npt.NDArray[np.int64], widths: IntArray, result: StepResult, *, alone: bool
+    ) -> None:
+        """These rows have decoded, `alone` or beside prompts. Called before the step is committed, which may end their
+        requests."""
         if self.most == 1:
             return
+        if alone:
+            self._lengths.ran(rows, result.counts[: len(rows)], int(widths.sum()), result.device_span)
         live = self._table.serial[rows] == serials
         rows, proposed = rows[live], widths[live] - 1
         held = np.maximum(result.counts[: len(widths)][live] - 1, 0)
@@ -119,11 +125,6 @@ class Drafting:
         self.held += int(held.sum())
         for row, drafts, hold in zip(rows.tolist(), proposed.tolist(), held.tolist(), strict=True):
             self._table.request_in(row).count_drafts(drafts, hold)
-
-    def ran(self, tokens: int, span: tuple[float, float] | None) -> None:
-        """A step of decodes alone took so long."""
-        if self.most > 1:
-            self._lengths.ran(tokens, span)
 
     def learn(self, request: Request) -> None:
         """The request has ended."""

@@ -12,6 +12,7 @@ from bough.core.plan import IntArray
 from bough.core.settings import SpeculativeSettings
 
 NO_TOKENS: IntArray = np.zeros(0, dtype=np.int32)
+FEW = 64  # places
 LEAST_MATCH = 2  # tokens: what followed a single one says little; in other requests, what followed two
 
 
@@ -53,12 +54,21 @@ class NgramProposer:
 def longest_match(tokens: IntArray, known: IntArray, depth: int) -> tuple[int, int]:
     """How many of the last `known` tokens, up to `depth`, stand somewhere in `tokens`, and where the last such place
     ends."""
-    ends = np.flatnonzero(tokens == known[-1]) + 1
-    matched = 0
-    while len(ends):
-        matched, end = matched + 1, int(ends[-1])
-        if matched == min(depth, len(known)):
+    last = known[: -1 - depth : -1]
+    ends = np.flatnonzero(tokens == last[0]) + 1
+    if not len(ends):
+        return 0, 0
+    for j in range(1, len(last)):  # many places are compared token by token, few all at once
+        if len(ends) <= FEW:
             break
-        ends = ends[ends > matched]
-        ends = ends[tokens[ends - 1 - matched] == known[-1 - matched]]
-    return (matched, end) if matched else (0, 0)
+        further = ends[(ends > j) & (tokens[ends - 1 - j] == last[j])]
+        if not len(further):
+            return j, int(ends[-1])
+        ends = further
+    else:
+        return len(last), int(ends[-1])
+    at = ends[:, None] - 1 - np.arange(len(last))
+    differ = (at < 0) | (tokens[np.maximum(at, 0)] != last)
+    matched = np.where(differ.any(1), differ.argmax(1), len(last))
+    best = len(ends) - 1 - int(matched[::-1].argmax())
+    return int(matched[best]), int(ends[best])

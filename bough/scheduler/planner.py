@@ -155,9 +155,8 @@ class Planner:
         self.media.after_step(result)
         self._prefill_budget.observe(step.prompt_tokens, result.device_span, loads=step.loads)
         plan, n = step.plan, step.decodes
-        self.drafting.after_step(plan.rows[:n].astype(np.intp), step.serials[:n], plan.query_lens[:n], result)
-        if not step.chunks:
-            self.drafting.ran(int(plan.query_lens.sum()), result.device_span)
+        rows, alone = plan.rows[:n].astype(np.intp), not step.chunks
+        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """What drafts cost and gain on a GPU, as JSON lines: `PYTHONPATH=. python` this file `verify qwen3-0.6b`, or
-`serve NGRAM` (`off`, `NGRAM`, or `EAGLE3 --draft HEAD`, as `bough train-draft` writes it).
+`serve NGRAM` (or `EAGLE3 --draft HEAD`, as `bough train-draft` writes it).
 
 `verify` drives the executor by hand with random weights: the time of steps that verify some tokens of each row, against
-steps of one token. `serve` answers prompts whose answers repeat much, some or little with the default model. Neither
-runs longer than `--limit` seconds.
+steps of one token. `serve` answers the prompts of `bough bench speculation` with the default model, with drafts and
+without in turns. Neither runs longer than `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.loader.locate import find_files
+from tests.bench.speculation import LOADS, compare
 
 BATCHES, WIDTHS, KEYS = (1, 8, 64), (1, 2, 4, 8, 16), 512
 STEPS, ROOM = 24, 3 * 24 * 16 + 64  # tokens that a row's pages have room for behind its prompt
-NEW_TOKENS, BATCH = 192, 8
-NAMES = ("count", "total", "index", "price", "width", "score", "depth", "level")
+NEW_TOKENS, ROUNDS, ANSWERED = 192, 4, (1, 4, 8, 16)
 
 
 def drafted(step: int, batch: int, width: int, draw: np.random.Generator) -> BatchPlan:
@@ -79,7 +79,8 @@ def verify(shape: str) -> None:
                 pages = np.arange(1 + row * each, 1 + (row + 1) * each, dtype=np.int32)
                 executor.launch(prompt_plan(row, np.arange(KEYS, dtype=np.int32) % 1000 + row, pages)).wait()
             kinds = executor._few_keys_graphs, executor._decode_graphs
-            captured = kinds if width == 1 else (drafts[width],)
+            short = executor._drafted.few_keys
+            captured = kinds if width == 1 else (drafts[width], *((short[width],) if width in short else ()))
             for graphs in captured:
                 if batch in graphs._sizes and batch not in graphs._graphs:
                     with torch.inference_mode():
@@ -94,40 +95,17 @@ def verify(shape: str) -> None:
     executor.close()
 
 
-def prompts() -> dict[str, list[str]]:
-    code = "def work(items):\n    {0} = 0\n    for item in items:\n        {0} = {0} + item\n    return {0}\n"
-    people = "Anna is 31 and lives in Rome. Bert is 45 and lives in Oslo. Carl is 27 and lives in Bern."
-    return {
-        "editing": [f"Rename {n} to value and repeat the whole code:\n{code.format(n) * 2}" for n in NAMES],
-        "json": [f"Write these people as a JSON list with the keys name, age, {n} and city: {people}" for n in NAMES],
-        "prose": [f"Explain in a few sentences what the word {n} means, with an example." for n in NAMES],
-    }
-
-
 def serve(kind: str, draft: str | None, model: str | None, settle_s: float) -> None:
-    flags: dict[str, Any] = {"context_length": 2048, "max_running_requests": 16}
-    if kind != "off":
-        flags |= {"speculative_algorithm": kind, "speculative_ngram_capacity": 0}
-    if draft is not None:
-        flags |= {"speculative_draft_model_path": draft}
-    sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
-    with Engine(model, **flags) as engine:
-        engine.generate(prompts()["prose"], sampling)
+    """An engine with drafts and one without, in turns."""
+    flags: dict[str, Any] = {"context_length": 2048, "max_running_requests": 16, "max_total_tokens": 32768}
+    given = {"speculative_algorithm": kind, "speculative_ngram_capacity": 0, "speculative_draft_model_path": draft}
+    with Engine(model, **flags) as without, Engine(model, **flags, **given) as speculating:
+        for engine in (without, speculating):
+            engine.generate(list(LOADS.values()), {"max_new_tokens": 8})
         time.sleep(settle_s)  # graphs are captured when nothing runs
-        for load, texts in prompts().items():
-            chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts]
-            engine.generate(chats, sampling)  # prompts are cached from here on
-            for batch in (1, BATCH):
-                began, outputs = time.perf_counter(), []
-                for text in chats[:4] if batch == 1 else [chats]:
-                    found = engine.generate(text, sampling)
-                    outputs += found if isinstance(found, list) else [found]
-                seconds = time.perf_counter() - began
-                infos = [output["meta_info"] for output in outputs]
-                tokens = sum(info["completion_tokens"] for info in infos)
-                accepted = [info["spec_accept_length"] for info in infos if info.get("spec_accept_length")]
-                line = {"speculation": kind, "load": load, "batch": batch, "tokens": tokens, "tok_s": tokens / seconds}
-                report(line | {"tokens_a_step": statistics.mean(accepted) if accepted else 1.0})
+        for load in LOADS:
+            for batch in ANSWERED:
+                report({"speculation": kind, **compare(without, speculating, load, batch, NEW_TOKENS, ROUNDS)})
 
 
 def report(line: dict[str, Any]) -> None:

@@ -331,6 +331,32 @@ def test_decodes_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWe
     check_outputs(lambda: build(loaded, GraphSizes()), 9, {1, 4}, near=5e-3)  # 16 bits
 
 
+@pytest.mark.parametrize("few", [False, True])
+def test_graphs_with_drafts_give_the_tokens_of_decodes_without(loaded: LoadedWeights, few: bool) -> None:
+    prompts = [[(7 * i + row) % 60 for i in range(9 - 2 * row)] for row in range(2)]
+
+    def answers(executor: CudaExecutor, proposer: RightOrWrong | None = None) -> list[list[int]]:
+        bench = Bench(cast(Any, executor), proposer=proposer)
+        for row, prompt in enumerate(prompts):
+            bench.ask(row, prompt, max_new_tokens=9, ignore_eos=True, temperature=0.0)
+        bench.run()
+        return [[*prompt, *bench.out.outputs[row]] for row, prompt in enumerate(prompts)]
+
+    wanted = answers(build(loaded, GraphSizes()))
+    settings = Settings.from_flat({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4})
+    sizes = {1: [1, 2], 4: [1, 2]}
+    captured = GraphSizes(drafted=sizes, drafted_few=sizes if few else {})
+    executor = assemble(loaded, settings, LIMITS, captured)
+    while executor.idle():
+        pass
+    assert answers(executor, RightOrWrong(wanted)) == wanted
+    steps = executor._drafted
+    used = {kind: sum(each._uses.total() for each in kinds.values()) for kind, kinds in
+            (("few", steps.few_keys), ("any", steps.graphs))}  # fmt: skip
+    assert bool(used["few"]) == few and bool(used["any"]) != few
+    executor.close()
+
+
 LATENTS = replace(CONFIG, num_kv_heads=1, head_dim=20, latent=LatentConfig(20, 8, 12, 10))
 
 

@@ -89,7 +89,7 @@ def make_step(
 
 def check(step: Step, **options: Any) -> None:
     out, *caches = step.run(projected_decode, step.qkv.dtype, **options)
-    for own in ("config", "work", "ahead"):
+    for own in ("config", "work", "ahead", "columns"):
         options.pop(own, None)
     expected, *expected_caches = step.run(reference, torch.float64, **options)
     assert out.is_contiguous()
@@ -107,6 +107,55 @@ def check(step: Step, **options: Any) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_rows_of_many_lengths(device: torch.device, dtype: torch.dtype, page_size: int, ahead: bool) -> None:
     check(make_step([1, 2, 127, 128, 129, 300], device, dtype=dtype, page_size=page_size), ahead=ahead)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("behind", [1, 150])
+def test_tokens_that_rotate_by_earlier_places_than_theirs(device: torch.device, ahead: bool, behind: int) -> None:
+    """As behind an image: the row's newest token is told by its length, whatever it rotates by."""
+    step = make_step([151, 300, 700], device)
+    step.positions -= behind
+    work = DecodeWork(3, 4, 2, 64, device, programs=16)
+    plan_decode(step.paged[2], work)
+    check(step, work=work, ahead=ahead)
+
+
+def in_columns(lengths: list[int], width: int, device: torch.device, **options: Any) -> Step:
+    """Rows that have so many tokens each, the last at these lengths."""
+    step = make_step(lengths, device, **options)
+    (table, rows, ends), count = step.paged, len(lengths)
+    ends = torch.cat([ends - width + 1 + column for column in range(width)])
+    rows, newest = rows.repeat(width), ends.long() - 1
+    slots = table[rows.long(), newest // step.page_size].long() * step.page_size + newest % step.page_size
+    for cache in step.caches:
+        cache[slots] = float("nan")
+    qkv = torch.randn(width * count, *step.qkv.shape[1:], device=device).to(step.qkv.dtype)
+    return replace(step, qkv=qkv, positions=newest, slots=slots, paged=(table, rows, ends))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("width", [2, 3, 8])
+def test_rows_that_have_several_tokens(device: torch.device, width: int, page_size: int, ahead: bool) -> None:
+    step = in_columns([8, 130, 257, 301], width, device, page_size=page_size)
+    check(step, columns=4, ahead=ahead)
+
+
+@pytest.mark.parametrize("options", [{"window": 5}, {"window": 140}, {"softcap": 1.5}])
+def test_several_tokens_under_a_window_or_a_cap(device: torch.device, options: dict[str, Any]) -> None:
+    check(in_columns([9, 290], 6, device, heads=9, kv_heads=3, normed=False), columns=2, **options)
+
+
+def test_several_tokens_beside_padding(device: torch.device) -> None:
+    """In columns that a row has no token for stands a row of one key on page 0."""
+    step = in_columns([140, 140], 2, device)
+    padding = next(row for row in range(len(step.paged[0])) if row not in step.paged[1].tolist())
+    step.paged[0][padding, 0] = 0
+    step.paged[1][3], step.paged[2][3], step.slots[3], step.positions[3] = padding, 1, 0, 0
+    out, *_ = step.run(projected_decode, step.qkv.dtype, columns=2)
+    expected, *_ = step.run(reference, torch.float64)
+    assert_near(out[:3], expected[:3], times=2.0)
+    assert torch.isfinite(out).all()
 
 
 @pytest.mark.parametrize(("normed", "plus_one"), [(False, False), (True, True)])

@@ -2,9 +2,9 @@
 
 As in `decode_attention`, a program attends over one item for the query heads of one kv head, which it first normalises
 and rotates itself. The program of a row's last item does the same to the new key, stores it with its value, and counts
-it in from registers. So only the projection comes from the kernel before this one; items, pages and the first cached
-keys are fetched while that kernel still runs (see `overlap`), past the L1 cache, which may hold what an earlier step
-read.
+it in from registers, after those of the row's tokens before it in this step, which others store. So only the projection
+comes from the kernel before this one; items, pages and the first cached keys are fetched while that kernel still runs
+(see `overlap`), past the L1 cache, which may hold what an earlier step read.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ def projected_decode(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,  # [heads] a logit without a value in each softmax
     config: DecodeConfig | None = None,
+    columns: int = 0,  # rows of a column, where a row has tokens at one position after the other; 0: each has one
     ahead: bool | None = None,  # whether the first keys are fetched before its turn; None: where launches overlap
 ) -> torch.Tensor:
     """[batch, heads, head_dim]: the queries, normalised and rotated, over the cached keys and the row's new one, which
-    is stored. No row may see what another one stores; `qkv` stays as it is. At least one row has a key: the kernels
-    behind this one rely on its having waited for those before it."""
+    is stored. No row may see what another one stores, apart from columns before it; `qkv` stays as it is. At least one
+    row has a key: the kernels behind this one rely on its having waited for those before it."""
     batch, _, head_dim = qkv.shape
     q_weight, k_weight, eps, plus_one, cos, sin = qk_norm_rope
     group = heads // kv_heads
@@ -77,11 +78,13 @@ def projected_decode(
     assert qkv.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     assert qkv.dtype == k_cache.dtype == v_cache.dtype
     out = torch.empty((batch, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    chosen, early = config or config_for(head_dim), overlap(batch)
+    chosen, early, width = config or config_for(head_dim), overlap(batch), batch // (columns or batch)
     _attend_projected[(kv_heads, work.max_items(batch))](
-        qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, work.items,
-        work.first_item, sinks, out, work.partial, work.log_sums, work.arrivals, batch, page_table.stride(0),
+        qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, lengths,
+        work.items, work.first_item, sinks, out, work.partial, work.log_sums, work.arrivals, batch, columns or batch,
+        page_table.stride(0),
         scale * LOG2_E if softcap is None else scale / softcap, 0.0 if softcap is None else softcap * LOG2_E,
+        NEW=max(MIN_DOT, triton.next_power_of_2(width)) if width > 1 else 1,
         HAS_SOFTCAP=softcap is not None, PLUS_ONE=plus_one, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
@@ -91,11 +94,11 @@ def projected_decode(
     return out
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "columns"])
 def _attend_projected(
-    qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, items, first_item,
-    sinks, out, partial, log_sums, arrivals, batch, table_stride, scale, softcap,
-    HAS_SOFTCAP: tl.constexpr, PLUS_ONE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    qkv, q_weight, k_weight, eps, cos, sin, positions, slots, k_cache, v_cache, page_table, rows, lengths, items,
+    first_item, sinks, out, partial, log_sums, arrivals, batch, columns, table_stride, scale, softcap,
+    NEW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PLUS_ONE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -114,8 +117,9 @@ def _attend_projected(
     position = tl.load(positions + place, cache_modifier=".cg")
     new_slot = tl.load(slots + place, cache_modifier=".cg")
     pages = page_table + tl.load(rows + place, cache_modifier=".cg").to(tl.int64) * table_stride
-    has_new = last > position  # the row's newest token is of this item
-    last = tl.where(has_new, last - 1, last)
+    newest = tl.load(lengths + place, cache_modifier=".cg") - 1
+    fresh, end = newest - place // columns, last  # the row's first token of this step
+    last = tl.minimum(last, fresh)
 
     d = tl.arange(0, BLOCK_D)
     inside = d < HEAD_DIM
@@ -140,19 +144,37 @@ def _attend_projected(
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
     norm = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    if has_new:
+    if end > fresh:
         key_head = heads_of_row + (KV_HEADS * GROUP + kv_head) * HEAD_DIM
-        new_k = _turned(
-            key_head, inside[None, :], d[None, :], other_half[None, :], k_weight, eps,
-            turn_cos[None, :], turn_sin[None, :], PLUS_ONE, HEAD_DIM,
-        )  # fmt: skip
-        new_v = tl.load(key_head + KV_HEADS * HEAD_DIM + d[None, :], mask=inside[None, :], other=0.0)
         kept = (new_slot * KV_HEADS + kv_head) * HEAD_DIM + d[None, :]
-        tl.store(k_cache + kept, new_k, mask=inside[None, :])
-        tl.store(v_cache + kept, new_v, mask=inside[None, :])
-        top = scaled(tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1), scale, softcap, HAS_SOFTCAP)
-        norm += 1.0
-        acc += new_v.to(tl.float32)
+        if NEW > 1:
+            place_of = fresh + tl.arange(0, NEW)
+            present, back = (place_of >= first) & (place_of < end), newest - place_of[:, None]  # columns before this
+            here = present[:, None] & inside[None, :]
+            heads = key_head - back.to(tl.int64) * columns * ((KV_HEADS * (GROUP + 2)) * HEAD_DIM)
+            angle = (position - back) * HALF + (d % HALF)[None, :]
+            new_cos, new_sin = tl.load(cos + angle, mask=here, other=0.0), tl.load(sin + angle, mask=here, other=0.0)
+            new_k = _turned(
+                heads, here, d[None, :], other_half[None, :], k_weight, eps,
+                new_cos, tl.where((d < HALF)[None, :], -new_sin, new_sin), PLUS_ONE, HEAD_DIM,
+            )  # fmt: skip
+            new_v = tl.load(heads + KV_HEADS * HEAD_DIM + d[None, :], mask=here, other=0.0)
+            tl.store(k_cache + kept + 0 * back, new_k, mask=here & (back == 0))
+            tl.store(v_cache + kept + 0 * back, new_v, mask=here & (back == 0))
+            top, norm, acc = absorb(
+                queries, new_k, new_v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION
+            )  # fmt: skip
+        else:
+            new_k = _turned(
+                key_head, inside[None, :], d[None, :], other_half[None, :], k_weight, eps,
+                turn_cos[None, :], turn_sin[None, :], PLUS_ONE, HEAD_DIM,
+            )  # fmt: skip
+            new_v = tl.load(key_head + KV_HEADS * HEAD_DIM + d[None, :], mask=inside[None, :], other=0.0)
+            tl.store(k_cache + kept, new_k, mask=inside[None, :])
+            tl.store(v_cache + kept, new_v, mask=inside[None, :])
+            top = scaled(tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1), scale, softcap, HAS_SOFTCAP)
+            norm += 1.0
+            acc += new_v.to(tl.float32)
 
     if AHEAD:
         top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)

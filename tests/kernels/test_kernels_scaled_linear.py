@@ -1,4 +1,4 @@
-"""Products with weights that have a scale for every 128 inputs, in Triton, against float64."""
+"""Products with weights that have a scale for every 128 inputs, or for each output, in Triton, against float64."""
 
 from __future__ import annotations
 
@@ -44,6 +44,31 @@ def test_products_of_groups(
         assert_near(product, exact, BY_NORM[dtype])
     if cut is not None:
         assert_near(fast.scaled_linear(x, weight, bias, dtype, config=cut), exact, BY_NORM[dtype])
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(40, 208, 80), (5, 256, 48), (130, 320, 208)])
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_products_of_outputs_that_torch_has_few_programs_for(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    x, weight = (quantize_rows(ragged(side, inputs, device)) for side in (rows, outputs))
+    bias = torch.randn(outputs, device=device).to(dtype) if rows == 40 else None
+    exact = x.dequantize().double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    product = fast.scaled_linear(x, weight, bias, dtype)
+    assert product.dtype == dtype
+    assert_near(product, exact, BY_NORM[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [17, 64, 128, 256, 512])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (28672, 4096), (4096, 14336)])
+def test_products_of_real_outputs(rows: int, outputs: int, inputs: int) -> None:
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    x, weight = quantize_rows(ragged(rows, inputs, device)), quantize_rows(ragged(outputs, inputs, device))
+    exact = x.dequantize().double() @ weight.dequantize().double().T
+    assert_near(fast.scaled_linear(x, weight, None, torch.bfloat16), exact, 1e-2)
 
 
 @pytest.mark.parametrize("kind", ["by outputs", "in groups", "integers"])

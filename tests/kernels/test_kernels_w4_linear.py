@@ -81,27 +81,6 @@ def test_linear(m: int, k: int, group: int, biased: bool, dtype: torch.dtype, de
         assert_near(made, exact, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(
-    "cut", [{"LONE_INPUTS": 0}, {"LONE_INPUTS": 0, "ROWS_UNITS": 8, "FEW_ROWS": 42}, {"LONE_PROGRAMS": 1}]
-)  # integers made by a kernel of its own, for pieces of a row, or by a program that has several tiles
-@pytest.mark.parametrize(("k", "group"), [(576, 32), (320, 64), (384, 128)])
-def test_cuts_of_one_row(
-    k: int, group: int, cut: dict[str, int], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    triton = pytest.importorskip("bough.kernels.w4_linear.triton")
-    rows, bias = integers(42, k, group, device), torch.randn(42, device=device)
-    x = torch.randn(1, k, generator=torch.Generator().manual_seed(1)).to(device)
-    for name, value in cut.items():
-        monkeypatch.setattr(triton, name, value)
-    exact = torch.nn.functional.linear(x.double(), values(rows), bias.double())
-    assert_near(triton.w4_linear(x, pack(rows), bias), exact, TOLERANCE[torch.float32])
-    norm = Norm(torch.rand(k, device=device), 1e-5, False)
-    normed, total = REFERENCE.rms_norm(x, norm.weight, norm.eps, x, False)
-    found, stream = triton.w4_norm_linear(x, x, norm, pack(rows))
-    assert_near(found, torch.nn.functional.linear(normed.double(), values(rows)), TOLERANCE[torch.float32])
-    assert torch.equal(stream, total)
-
-
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize(("k", "group", "plus_one"), [(576, 32, False), (384, 128, True)])

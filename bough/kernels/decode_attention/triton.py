@@ -47,6 +47,8 @@ def config_for(head_dim: int, group: int, kv_dtype: torch.dtype, *, room: int | 
             stages = 1
         return DecodeConfig(block_n=MIN_DOT, num_warps=4, num_stages=stages)
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
+    if kv_dtype.itemsize == 1 and group <= MIN_DOT:  # widened in registers: with larger tiles few programs have room
+        return DecodeConfig(block_n=max(MIN_DOT, 4096 // row_bytes), num_warps=2, num_stages=3)
     block_n = min(128, max(MIN_DOT, 16384 // row_bytes))
     return DecodeConfig(block_n=block_n, num_warps=4, num_stages=3)
 
@@ -120,7 +122,7 @@ def decode_attention(
     others: tuple[torch.Tensor | None, ...] = (None, None, None)
     if shared is not None:
         assert window is None, "windows are read row by row"
-        tile = latent_config_for(LINES, wide) if extra else chosen
+        tile = latent_config_for(LINES, wide) if extra else config or config_for(head_dim, LINES, wide)
         attend_shared(
             q, k_cache, v_cache, page_table, rows, shared, kv_heads=kv_heads, page_size=page_size, scale=in_log2,
             softcap=capped, block_n=tile.block_n, num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -1,5 +1,5 @@
-"""Scaled products on GPUs: torch's own where a weight has a scale for each output, Triton's where it has one for every
-128 inputs, and for a few rows that are not quantised."""
+"""Scaled products on GPUs: torch's own where a weight has a scale for each output, Triton's where that would keep little
+of the device busy, where a weight has a scale for every 128 inputs, and for a few rows that are not quantised."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from bough.kernels.skinny_linear.triton import skinny_linear
 
 LINES = 8
 ENOUGH_PROGRAMS = 96  # a large GPU is reasonably busy with so many
+TORCH_TILE = 128  # rows and outputs of a program of torch's product
+DEEP_STAGES = 6  # of tiles that are scaled once, at their end
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,17 @@ def scaled_linear(
 ) -> torch.Tensor:
     """`x @ weight.T + bias`; the sum of each group is scaled before it is added. Without groups, `fits` tells which
     shapes it takes."""
-    if not weight.group:
+    (m, k), n = x.values.shape, weight.values.shape[0]
+    if not weight.group and triton.cdiv(m, TORCH_TILE) * triton.cdiv(n, TORCH_TILE) >= ENOUGH_PROGRAMS:
         # It gives bfloat16, and needs a Hopper GPU or a later one.
         scales = {"scale_a": x.scales, "scale_b": weight.scales.t()}
         # Sums of a few inputs keep 14 bits before they join a float32: far more than the inputs have.
         return torch._scaled_mm(x.values, weight.values.t(), **scales, bias=bias, out_dtype=dtype, use_fast_accum=True)
-    (m, k), n = x.values.shape, weight.values.shape[0]
     out = torch.empty((m, n), dtype=dtype, device=x.values.device)
     cut = config or config_for(m, n)
     described = k % 16 == 0  # lines of whole 16 bytes
-    stages = min(cut.num_stages, max(1, shared_bytes() // ((cut.block_m + cut.block_n) * GROUP)))
+    stages = cut.num_stages if weight.group or config else DEEP_STAGES
+    stages = min(stages, max(1, shared_bytes() // ((cut.block_m + cut.block_n) * GROUP)))
     sides = [_side(x.values, cut.block_m, described), _side(weight.values, cut.block_n, described)]
     scaled_by_tiles[(triton.cdiv(m, cut.block_m) * triton.cdiv(n, cut.block_n),)](
         sides[0], x.scales, sides[1], weight.scales, bias, out, m, n,

@@ -2,11 +2,10 @@
 for many.
 
 Blocks have 128 inputs: 64 bytes (see `reference`), or 16 words. By rows, the inputs become 16-bit integers with a scale
-for each quarter of a block: one instruction then multiplies two nibbles with two of them. By tiles, a nibble set into
-the fraction of a 16-bit number is a number 128 or 1024 above the integer, which is exact.
+for each block, kept as two planes of bytes: one instruction then multiplies four nibbles with four bytes. By tiles, a
+nibble set into the fraction of a 16-bit number is a number 128 or 1024 above the integer, which is exact.
 """
 
-# mypy: disable-error-code="assignment"
 from __future__ import annotations
 
 import triton
@@ -18,57 +17,38 @@ from bough.kernels.overlap import take_turn
 
 @triton.jit
 def fixed_row(
-    x, residual, norm_weight, fixed, stream, eps,
-    K: tl.constexpr, PLUS_ONE: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+    x, residual, norm_weight, high, low, scales, sums, stream, eps,
+    K: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some units of a row as integers (`_integers`), behind one another in `fixed`."""
+    """Some blocks of one row as 16-bit integers: their bytes `high` and `low`, four inputs in a word, the blocks'
+    scales, and sums over 32 inputs. The row may be normed first: then a program reads all of it."""
     take_turn(OVERLAP)
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    row = _integers(x, residual, norm_weight, stream, eps, unit, True, K, PLUS_ONE, UNITS, WIDTH)
-    COUNT: tl.constexpr = (K + 127) // 128 * 4
-    four, there = unit[:, None] * 4 + tl.arange(0, 4)[None, :], unit < COUNT
-    for part in tl.static_range(4):
-        tl.store(fixed + part * COUNT * 4 + four, row[part], mask=there[:, None])
-    for part in tl.static_range(3):
-        tl.store(fixed + (16 + part) * COUNT + unit, row[4 + part].to(tl.int32, bitcast=True), mask=there)
-
-
-@triton.jit
-def _held_row(fixed, first, COUNT: tl.constexpr, UNITS: tl.constexpr):
-    """Units of it from `first` on."""
-    unit = first + tl.arange(0, UNITS)
-    four, there = unit[:, None] * 4 + tl.arange(0, 4)[None, :], unit < COUNT
-    row = ()
-    for part in tl.static_range(4):
-        row += (tl.load(fixed + part * COUNT * 4 + four, mask=there[:, None], other=0),)
-    for part in tl.static_range(3):
-        value = tl.load(fixed + (16 + part) * COUNT + unit, mask=there, other=0)
-        row += (value.to(tl.float32, bitcast=True),)
-    return row
-
-
-@triton.jit
-def _integers(
-    x, residual, norm_weight, stream, eps, unit, keeps,
-    K: tl.constexpr, PLUS_ONE: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Inputs as 16-bit integers, for some units of 16 bytes of the weight: those of its lower and of its upper nibbles
-    as `_pairs` has them, sums of both, and a scale for all. The row may be normed first: then all of it is read."""
-    k = (unit // 4 * 128 + unit % 4 * 16)[:, None] + tl.arange(0, 16)[None, :]
-    low, high = _stream(x, residual, k, K), _stream(x, residual, k + 64, K)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)[:, None, None]
+    word, byte = tl.arange(0, 32)[None, :, None], tl.arange(0, 4)[None, None, :]
+    k = block * 128 + word * 4 + byte
+    given = _stream(x, residual, k, K)
+    value = given.to(tl.float32)
     if residual is not None:
-        tl.store(stream + k, low, mask=(k < K) & keeps)
-        tl.store(stream + k + 64, high, mask=(k + 64 < K) & keeps)
-    a, b = low.to(tl.float32), high.to(tl.float32)
+        tl.store(stream + k, given, mask=k < K)
     if norm_weight is not None:
-        row = _stream(x, residual, tl.arange(0, WIDTH), K).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(row * row) / K + eps)
-        a = (a * inverse * _gain(norm_weight, k, K, PLUS_ONE)).to(low.dtype).to(tl.float32)
-        b = (b * inverse * _gain(norm_weight, k + 64, K, PLUS_ONE)).to(low.dtype).to(tl.float32)
-    most = tl.maximum(tl.max(tl.maximum(tl.abs(a), tl.abs(b)), axis=1), 1e-30)
-    first_a, second_a, sums_a = _pairs(a, 32767.0 / most, UNITS)
-    first_b, second_b, sums_b = _pairs(b, 32767.0 / most, UNITS)
-    return first_a, second_a, first_b, second_b, sums_a, sums_b, most / 32767.0
+        whole = tl.arange(0, WIDTH)
+        row = _stream(x, residual, whole, K).to(tl.float32)
+        gain = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            gain += 1.0
+        value = (value * tl.rsqrt(tl.sum(row * row) / K + eps) * gain).to(given.dtype).to(tl.float32)
+    scale = tl.max(tl.max(tl.abs(value), axis=2), axis=1) / 32639.0  # 127 * 256 + 127
+    whole_value = tl.floor(value / tl.where(scale > 0.0, scale, 1.0)[:, None, None] + 0.5).to(tl.int32)
+    upper = (whole_value + 128) >> 8
+    lower = whole_value - (upper << 8)
+    place, there = (block * 32 + word), block * 128 < K
+    tl.store(high + place, tl.sum((upper & 255) << byte * 8, axis=2, keep_dims=True), mask=there)
+    tl.store(low + place, tl.sum((lower & 255) << byte * 8, axis=2, keep_dims=True), mask=there)
+    span = tl.program_id(0) * BLOCKS * 4 + tl.arange(0, BLOCKS * 4)
+    totals = tl.sum(tl.sum(tl.reshape(whole_value, (BLOCKS * 4, 8, 4)), axis=2), axis=1)
+    tl.store(sums + span, totals.to(tl.float32), mask=span * 32 < (K + 127) // 128 * 128)
+    own = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    tl.store(scales + own, scale, mask=own * 128 < K)
 
 
 @triton.jit
@@ -82,116 +62,92 @@ def _stream(x, residual, k, K):
 
 
 @triton.jit
-def _gain(norm_weight, k, K, PLUS_ONE: tl.constexpr):
-    gain = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
-    return gain + 1.0 if PLUS_ONE else gain
-
-
-@triton.jit
-def _pairs(values, inverse, UNITS: tl.constexpr):
-    """Values times `inverse` as integers: the first two of each four in a word, the other two, and the units' sums.
-    Added to 1.5 * 2^23, a number is rounded to an integer in its last bits."""
-    bits = (values * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True)
-    pairs = tl.reshape(bits, (UNITS, 4, 2, 2))
-    first, second = tl.split(tl.sum((pairs & 0xFFFF) << tl.arange(0, 2)[None, None, None, :] * 16, axis=3))
-    return first, second, tl.sum(bits - 0x4B400000, axis=1).to(tl.float32)
-
-
-@triton.jit
-def _dot4(nibbles, first, second, total, PAIRS_AT_ONCE: tl.constexpr):
-    """`total` plus the products of four small numbers with two pairs of signed 16-bit integers."""
-    if PAIRS_AT_ONCE:
+def _dot4(nibbles, bytes4, total, FOUR_AT_ONCE: tl.constexpr):
+    """`total` plus the products of four small numbers with four signed bytes."""
+    if FOUR_AT_ONCE:
         total = tl.inline_asm_elementwise(
-            "{ .reg .s32 half; dp2a.lo.s32.u32 half, $2, $1, $4; dp2a.hi.s32.u32 $0, $3, $1, half; }", "=r,r,r,r,r",
-            [nibbles, first, second, total], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [nibbles, bytes4, total], dtype=tl.int32, is_pure=True, pack=1
+        )
     else:
-        total += (nibbles & 15) * (first << 16 >> 16) + (nibbles >> 8 & 15) * (first >> 16)
-        total += (nibbles >> 16 & 15) * (second << 16 >> 16) + (nibbles >> 24 & 15) * (second >> 16)
+        for byte in tl.static_range(4):
+            total += ((nibbles >> byte * 8) & 15) * (bytes4 << (24 - byte * 8) >> 24)
     return total
 
 
 @triton.jit
-def _tile_by_rows(
-    words, scales, zeros, first, start, N,
-    K: tl.constexpr, GROUP: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """What gives the outputs from `first` on, of units from `start` on: the weight, and scales and zeros of each, or of
-    its lower and its upper nibbles where these belong to different groups."""
-    HALVES: tl.constexpr = 2 if GROUP < 128 else 1
-    COUNT: tl.constexpr = (K + 127) // 128 * 4
-    if GATED:
-        n = first + tl.arange(0, BLOCK_N) // 2
-        there, rows = n < N // 2, (n + tl.arange(0, BLOCK_N) % 2 * (N // 2)).to(tl.int64)
-    else:
-        n = first + tl.arange(0, BLOCK_N)
-        there, rows = n < N, n.to(tl.int64)
-    word, unit = start * 4 + tl.arange(0, UNITS * 4), start + tl.arange(0, UNITS)
-    inside = there[:, None] & (word < COUNT * 4)[None, :]
-    places = words + rows[:, None] * (COUNT * 4) + word[None, :]
-    packed = tl.load(places, mask=inside, other=0, eviction_policy="evict_first")
-    k = (unit // 4 * 128 + unit % 4 * 16)[:, None] + tl.arange(0, HALVES)[None, :] * 64
-    held, places = (
-        there[:, None, None] & (k < K)[None, :, :],
-        rows[:, None, None] * (K // GROUP) + (k // GROUP)[None, :, :],
-    )
-    scale, zero = tl.load(scales + places, mask=held, other=0.0), tl.load(zeros + places, mask=held, other=0)
-    return tl.reshape(packed, (BLOCK_N, UNITS, 4)), scale, zero
+def _dots(nibbles, high, low, total, FOUR_AT_ONCE: tl.constexpr):
+    """The same with four 16-bit integers."""
+    upper = _dot4(nibbles, high, tl.zeros_like(nibbles), FOUR_AT_ONCE)
+    return _dot4(nibbles, low, total + (upper << 8), FOUR_AT_ONCE)
 
 
 @triton.jit
-def _products(tile, row, PAIRS_AT_ONCE: tl.constexpr):
-    """The products of each unit of a tile with a row. [outputs, units]"""
-    packed, scales, zeros = tile
-    first_a, second_a, first_b, second_b, sums_a, sums_b, x_scale = row
-    low, high = packed & 0x0F0F0F0F, (packed >> 4) & 0x0F0F0F0F
-    dots_a = _dot4(low, first_a[None, :, :], second_a[None, :, :], tl.zeros_like(packed), PAIRS_AT_ONCE)
-    if scales.shape[2] == 1:
-        dots = _dot4(high, first_b[None, :, :], second_b[None, :, :], dots_a, PAIRS_AT_ONCE)
-        dots, sums = tl.sum(dots, axis=2)[:, :, None], (sums_a + sums_b)[:, None]
-    else:
-        dots_b = _dot4(high, first_b[None, :, :], second_b[None, :, :], tl.zeros_like(packed), PAIRS_AT_ONCE)
-        dots, sums = tl.join(tl.sum(dots_a, axis=2), tl.sum(dots_b, axis=2)), tl.join(sums_a, sums_b)
-    zero = (zeros.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0  # 2^23; conversions are slow
-    values = (dots.to(tl.float32) - zero * sums[None, :, :]) * (scales.to(tl.float32) * x_scale[None, :, None])
-    return tl.sum(values, axis=2)
+def _spread(scales, zeros, rows, there, group, GROUPS: tl.constexpr):
+    """Scale and zero of some groups of rows."""
+    held, places = there[:, None] & (group < GROUPS)[None, :], rows * GROUPS + group[None, :]
+    scale = tl.load(scales + places, mask=held, other=0.0).to(tl.float32)
+    return scale, tl.load(zeros + places, mask=held, other=0).to(tl.float32)
 
 
 @triton.jit
 def w4_by_rows(
-    x, residual, norm_weight, fixed, words, scales, zeros, bias, out, stream, eps, N,
-    K: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_N: tl.constexpr, UNITS: tl.constexpr, PAIRS_AT_ONCE: tl.constexpr, OVERLAP: tl.constexpr,
+    high, low, x_scales, x_sums, words, scales, zeros, bias, out, N,
+    K: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+    FOUR_AT_ONCE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A single row of `x` with whole rows of the weight. `fixed_row` has made integers of it, or else every program
-    does. With an activation, rows of the weight's first half gate those of its second, and a tile has some of both in
-    turns."""
+    """A single row of `x`, of which `fixed_row` has made integers, with whole rows of the weight. With an activation,
+    rows of the weight's first half gate those of its second, and a program has some of both in turns."""
+    HALVES: tl.constexpr = 2 if GROUP < 128 else 1  # of a byte, which then belong to different groups
+    SPANS: tl.constexpr = 2 if GROUP == 32 else 1  # of a block's words
+    COUNT: tl.constexpr = (K + 127) // 128
     GATED: tl.constexpr = ACTIVATION != ""
-    OUTPUTS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # of a tile
-    COUNT: tl.constexpr = (K + 127) // 128 * 4
-    first = tl.program_id(0) * (TILES * OUTPUTS)
-    tiles = ()
-    for tile in tl.static_range(TILES):
-        tiles += (_tile_by_rows(words, scales, zeros, first + tile * OUTPUTS, 0, N, K, GROUP, GATED, BLOCK_N, UNITS),)
-    take_turn(OVERLAP)  # the weight, most of the work, is already on its way
-    if fixed is None:
-        unit, keeps = tl.arange(0, UNITS), tl.program_id(0) == 0
-        row = _integers(x, residual, norm_weight, stream, eps, unit, keeps, K, PLUS_ONE, UNITS, UNITS * 32)
+    if GATED:
+        n = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N) // 2
+        there, weight_row = n < N // 2, n + tl.arange(0, BLOCK_N) % 2 * (N // 2)
     else:
-        row = _held_row(fixed, 0, COUNT, UNITS)
-    for tile in tl.static_range(TILES):
-        sums = _products(tiles[tile], row, PAIRS_AT_ONCE)
-        for start in tl.static_range(UNITS, COUNT, UNITS):
-            more = _tile_by_rows(words, scales, zeros, first, start, N, K, GROUP, GATED, BLOCK_N, UNITS)
-            sums += _products(more, _held_row(fixed, start, COUNT, UNITS), PAIRS_AT_ONCE)
-        y, n = tl.sum(sums, axis=1), first + tile * OUTPUTS + tl.arange(0, OUTPUTS)
-        if GATED:
-            gate, up = tl.split(tl.reshape(y.to(out.dtype.element_ty), (OUTPUTS, 2)))
-            tl.store(out + n, gated(gate, up, ACTIVATION), mask=n < N // 2)
-        else:
-            if bias is not None:
-                y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-            tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        there, weight_row = n < N, n
+    rows = weight_row.to(tl.int64)[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCKS * SPANS), dtype=tl.float32)
+    for start in tl.static_range(0, COUNT, BLOCKS):
+        word = start * 16 + tl.arange(0, BLOCKS * 16)
+        inside = there[:, None] & (word < COUNT * 16)[None, :]
+        places = words + rows * (COUNT * 16) + word[None, :]
+        packed = tl.load(places, mask=inside, other=0, eviction_policy="evict_first")
+        span = start * SPANS + tl.arange(0, BLOCKS * SPANS)
+        if HALVES == 1:
+            scale, zero = _spread(scales, zeros, rows, there, span * 128 // GROUP, K // GROUP)
+        if start == 0:
+            take_turn(OVERLAP)  # the weight, most of the work, is already on its way
+        x_scale = tl.load(x_scales + span // SPANS, mask=span < COUNT * SPANS, other=0.0)
+        dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.int32)
+        for half in tl.static_range(2):
+            place, known = word // 16 * 32 + half * 16 + word % 16, word < COUNT * 16
+            upper = tl.load(high + place, mask=known, other=0)[None, :]
+            lower = tl.load(low + place, mask=known, other=0)[None, :]
+            nibbles = (packed >> half * 4) & 0x0F0F0F0F
+            dots = _dots(nibbles, upper, lower, dots, FOUR_AT_ONCE)
+            if HALVES == 2 or half == 1:
+                total = tl.zeros((BLOCKS * SPANS,), dtype=tl.float32)
+                for part in tl.static_range(0 if HALVES == 1 else half * 2, half * 2 + 2):
+                    if SPANS == 1 or part == half * 2:
+                        place = span // SPANS * 4 + part + span % SPANS
+                        total += tl.load(x_sums + place, mask=span < COUNT * SPANS, other=0.0)
+                if HALVES == 2:
+                    group = (span // SPANS * 128 + half * 64 + span % SPANS * 32) // GROUP
+                    scale, zero = _spread(scales, zeros, rows, there, group, K // GROUP)
+                sums = tl.sum(tl.reshape(dots, (BLOCK_N, BLOCKS * SPANS, 16 // SPANS)), axis=2).to(tl.float32)
+                acc += (sums - zero * total[None, :]) * (scale * x_scale[None, :])
+                dots = tl.zeros((BLOCK_N, BLOCKS * 16), dtype=tl.int32)
+    y = tl.sum(acc, axis=1)
+    if GATED:
+        gate, up = tl.split(tl.reshape(y.to(out.dtype.element_ty), (BLOCK_N // 2, 2)))
+        n = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        tl.store(out + n, gated(gate, up, ACTIVATION), mask=n < N // 2)
+    else:
+        if bias is not None:
+            y += tl.load(bias + n, mask=there, other=0.0).to(tl.float32)
+        tl.store(out + n, y.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -18,18 +18,13 @@ from bough.kernels.w4_linear.reference import BLOCK, HALF, W4Rows
 
 MOST_TILED = 128  # rows of `x`; beyond, the weight is dequantised for torch's product
 ROWS_N, ROWS_WARPS = 4, 2  # weight rows of a program by rows
-ROWS_UNITS, FEW_ROWS = (
-    128,
-    4096,
-)  # units of 16 bytes that it holds of each at once, half of it where there are more rows
-FIXED_UNITS = 16  # of a row, in a program that makes integers of them
-# What the registers of a large GPU hold as a whole: a program for each multiprocessor, which makes the integers itself.
-LONE_N, LONE_WARPS, LONE_PROGRAMS, LONE_TILES, LONE_INPUTS = 16, 16, 132, 3, 4096
+ROWS_BLOCKS, FEW_ROWS = 32, 4096  # blocks that it holds of each at once, and half of it where there are more rows
 TILE_N, TILE_WARPS, TILE_STAGES = 64, 4, 3
 PROGRAMS = 8 * 132  # fewer tiles are split along the inputs, to have more of the weight in flight
 LEAST_BLOCKS = 4  # of a split
 VALUES_N = 64
 SUM_WIDTH = 1024
+FIXED_BLOCKS = 4  # of a row, in a program that makes integers of them
 
 
 def w4_linear(
@@ -106,25 +101,20 @@ def _by_rows(
 ) -> torch.Tensor:
     """Fills `out`, and returns the stream: a new tensor if there is a residual to add, else `x`."""
     k, (n, words) = x.shape[1], weight.words.shape
+    blocks = words * 4 // HALF
     norm_weight, eps, plus_one = norm or (None, 0.0, False)
     stream = x if residual is None else x.new_empty((1, k))
-    units, given = words // 4, (x, residual, norm_weight)
-    tiles, group = triton.cdiv(n, LONE_N * LONE_PROGRAMS), k // weight.scales.shape[1]
-    if k <= LONE_INPUTS and tiles <= LONE_TILES and not activation:
-        cut = {"TILES": tiles, "BLOCK_N": LONE_N, "UNITS": triton.next_power_of_2(units), "num_warps": LONE_WARPS}
-        fixed = None
-    else:
-        held = min(ROWS_UNITS if n <= FEW_ROWS else ROWS_UNITS // 2, triton.next_power_of_2(units))
-        cut = {"TILES": 1, "BLOCK_N": ROWS_N, "UNITS": held, "num_warps": ROWS_WARPS}
-        fixed = torch.empty(units * 19, dtype=torch.int32, device=x.device)
-        fixed_row[(triton.cdiv(units, FIXED_UNITS),)](
-            *given, fixed, stream, eps, K=k, PLUS_ONE=plus_one, UNITS=FIXED_UNITS, WIDTH=triton.next_power_of_2(k),
-            num_warps=4, **overlap(1),
-        )  # fmt: skip
-    outputs = cut["TILES"] * cut["BLOCK_N"] // (2 if activation else 1)
-    w4_by_rows[(triton.cdiv(out.shape[1], outputs),)](
-        *given, fixed, *weight, bias, out, stream, eps, n, K=k, GROUP=group, PLUS_ONE=plus_one, ACTIVATION=activation,
-        PAIRS_AT_ONCE=_on_nvidia(), **cut, **overlap(1),
+    high, low = (torch.empty(blocks * BLOCK // 4, dtype=torch.int32, device=x.device) for _ in range(2))
+    scales, sums = (torch.empty(count, dtype=torch.float32, device=x.device) for count in (blocks, blocks * 4))
+    fixed_row[(triton.cdiv(blocks, FIXED_BLOCKS),)](
+        x, residual, norm_weight, high, low, scales, sums, stream, eps,
+        K=k, PLUS_ONE=plus_one, BLOCKS=FIXED_BLOCKS, WIDTH=triton.next_power_of_2(k), num_warps=4, **overlap(1),
+    )  # fmt: skip
+    w4_by_rows[(triton.cdiv(n, ROWS_N),)](
+        high, low, scales, sums, *weight, bias, out, n,
+        K=k, GROUP=k // weight.scales.shape[1], ACTIVATION=activation, BLOCK_N=ROWS_N,
+        BLOCKS=min(ROWS_BLOCKS if n <= FEW_ROWS else ROWS_BLOCKS // 2, triton.next_power_of_2(blocks)),
+        FOUR_AT_ONCE=_on_nvidia(), num_warps=ROWS_WARPS, **overlap(1),
     )  # fmt: skip
     return stream
 

@@ -17,7 +17,7 @@ from bough.scheduler.rows import RowIndex, RowTable
 
 PRIOR = 0.5  # of a request that has had no drafts yet
 WEIGHT = 8.0  # drafts: how much of what is known of a request counts beside the next one
-FORGET = 0.002  # of what is known, with each step in which a request could have had drafts and got none
+FORGET = 0.005  # of what is known, with each step in which a request could have had drafts and got none
 GAIN = 1.02  # less than this is not worth the risk
 KEEP = 0.985  # of its speed without drafts that each request has at least, apart from
 LOAN = 1.0  # steps, which it may be behind, if of the tokens that its drafts are likely to add

@@ -58,7 +58,7 @@ def worth(m: int, n: int, k: int) -> bool:
     return n >= MANY_OUTPUTS or (n <= FEW_OUTPUTS and k <= LONG_ROW) or by_rows_at_full_rate
 
 
-def fused_worth(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+def fused_worth(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether a norm fused with its product, or also with the gate, is faster than launches of their own.
 
     `n` makes no difference, since every program takes the norm anew for its few outputs. By tiles, rows that have no

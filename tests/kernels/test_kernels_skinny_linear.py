@@ -212,7 +212,7 @@ def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 8, 16])
 def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     operands = Operands(m, n, k, torch.bfloat16, device)
     x, residual, norm_weight, weight, bias = operands.given

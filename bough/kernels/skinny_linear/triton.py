@@ -133,7 +133,8 @@ def _cut_by_tiles(n: int, k: int, itemsize: int) -> Tiling:
 
 
 MAX_SHARED_TILES = 4096
-Norm, Gate = tuple[torch.Tensor, float, bool], tuple[torch.Tensor, str]  # weight, eps, plus_one; that of up, activation
+Norm = tuple[torch.Tensor, float, bool]  # weight, eps, plus_one
+Gate = tuple[torch.Tensor, str]  # the weight of up, activation
 
 
 def skinny_linear(

@@ -106,6 +106,15 @@ def test_now_and_then_a_step_goes_the_other_way_to_learn_its_time(cost: float, u
     assert taken.count(other) == 2 and taken.count(usual) == len(taken) - 2
 
 
+def test_a_step_that_waited_for_something_is_not_held_against_drafts() -> None:
+    chosen = lengths(lambda tokens: 1.0 + 0.1 * tokens)
+    before = float(chosen._ahead[0])
+    chosen.ran(rows(0), ints(1), 4, (0.0, 500.0))
+    assert before - float(chosen._ahead[0]) < 2.0
+    chosen.ran(rows(0), ints(4), 4, (0.0, 1.4))
+    assert float(chosen._ahead[0]) > before
+
+
 def test_no_step_has_more_drafts_than_it_may() -> None:
     chosen = lengths(lambda tokens: 1.0, most=10)
     assert chosen.choose(rows(*range(8)), ints(*[4] * 8)).sum() == 10

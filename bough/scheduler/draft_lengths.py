@@ -17,7 +17,7 @@ from bough.scheduler.rows import RowIndex, RowTable
 
 PRIOR = 0.5  # of a request that has had no drafts yet
 WEIGHT = 8.0  # drafts: how much of what is known of a request counts beside the next one
-FORGET = 0.002  # of what is known, with each step in which a request could have had drafts and got none
+FORGET = 0.005  # of what is known, with each step in which a request could have had drafts and got none
 GAIN = 1.02  # less than this is not worth the risk
 KEEP = 0.985  # of its speed without drafts that each request has at least, apart from
 LOAN = 1.0  # steps, which it may be behind, if of the tokens that its drafts are likely to add
@@ -160,12 +160,13 @@ class DraftLengths:
         seconds = ended - begun + (waited if 0.0 < waited < PAUSE * (ended - begun) else 0.0)
         if tokens == n:
             self._without.observe(n, seconds)
-        else:
-            self._times.observe(tokens, seconds)
+            self._ahead[rows] += 1.0 - KEEP
+            return
         if self._without.believes(n):
             without = self._without.of(n)
-            taken = 1.0 if tokens == n else min(seconds / without, tokens)
-            self._ahead[rows] += counts - KEEP * taken
+            expected = self._times.with_drafts(n, tokens - n, without)[-1]  # what takes far longer waited for something
+            self._ahead[rows] += counts - KEEP * min(seconds, SURPRISE * expected) / without
+        self._times.observe(tokens, seconds)
 
     def searches_per_step(self, rows: int, seconds: float) -> float:
         """How many searches that take so long are as long as a step of so many rows, where that is known."""

@@ -275,3 +275,15 @@ def test_on_the_gpu(
     step = make_step(lengths, device, heads, kv_heads, head_dim, page_size, dtype)
     for window, ahead in ((None, True), (100, False)):
         check(step, window=window, ahead=ahead)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128), (16, 8, 128)])
+def test_several_tokens_on_the_gpu(
+    device: torch.device, heads: int, kv_heads: int, head_dim: int, width: int, dtype: torch.dtype
+) -> None:
+    for lengths in ([20, 900, 131], [2100]):
+        step = in_columns(lengths, width, device, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+        check(step, columns=len(lengths), ahead=True)

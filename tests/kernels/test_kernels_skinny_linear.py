@@ -201,7 +201,7 @@ def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
     for m in (4, 8, 16):
         assert {shape for shape in (*QWEN, *LLAMA) if not worth(m, *shape)} == tied
     assert not worth(17, 1024, 1024)
-    assert [(m, k) for m in (1, 2, 4) for k in (1024, 4096) if fused_worth(m, 4096, k, torch.float16)] == [
+    assert [(m, k) for m in (1, 2, 4) for k in (1024, 4096) if fused_worth(m, 4096, k, dtype=torch.float16)] == [
         (1, 1024),
         (1, 4096),
         (2, 1024),
@@ -212,7 +212,7 @@ def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 8, 16])
 def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     operands = Operands(m, n, k, torch.bfloat16, device)
     x, residual, norm_weight, weight, bias = operands.given

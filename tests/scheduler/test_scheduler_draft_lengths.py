@@ -106,6 +106,15 @@ def test_now_and_then_a_step_goes_the_other_way_to_learn_its_time(cost: float, u
     assert taken.count(other) == 2 and taken.count(usual) == len(taken) - 2
 
 
+def test_a_step_that_waited_for_something_is_not_held_against_drafts() -> None:
+    chosen = lengths(lambda tokens: 1.0 + 0.1 * tokens)
+    before = float(chosen._ahead[0])
+    chosen.ran(rows(0), ints(1), 4, (0.0, 500.0))
+    assert before - float(chosen._ahead[0]) < 2.0
+    chosen.ran(rows(0), ints(4), 4, (0.0, 1.4))
+    assert float(chosen._ahead[0]) > before
+
+
 def test_no_step_has_more_drafts_than_it_may() -> None:
     chosen = lengths(lambda tokens: 1.0, most=10)
     assert chosen.choose(rows(*range(8)), ints(*[4] * 8)).sum() == 10
@@ -186,7 +195,7 @@ def test_drafts_of_the_device_that_never_hold_are_given_up() -> None:
         step = rows(0), np.zeros(1, dtype=np.int64), ints(widths[-1])
         drafting.after_step(*step, cast(StepResult, result), alone=True)
     assert widths[:TRIALS] == [1] * TRIALS, "first it learns what steps without drafts take"
-    assert widths[TRIALS : 2 * TRIALS] == [2] * TRIALS and widths[20:].count(1) > 38
+    assert widths[TRIALS : 2 * TRIALS] == [2] * TRIALS and widths[20:].count(1) > 35
 
 
 def test_what_a_device_waits_for_is_part_of_a_step_and_a_pause_is_not() -> None:

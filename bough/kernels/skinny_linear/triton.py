@@ -58,7 +58,7 @@ def worth(m: int, n: int, k: int) -> bool:
     return n >= MANY_OUTPUTS or (n <= FEW_OUTPUTS and k <= LONG_ROW) or by_rows_at_full_rate
 
 
-def fused_worth(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+def fused_worth(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether a norm fused with its product, or also with the gate, is faster than launches of their own.
 
     `n` makes no difference, since every program takes the norm anew for its few outputs. By tiles, rows that have no
@@ -133,6 +133,8 @@ def _cut_by_tiles(n: int, k: int, itemsize: int) -> Tiling:
 
 
 MAX_SHARED_TILES = 4096
+Norm = tuple[torch.Tensor, float, bool]  # weight, eps, plus_one
+Gate = tuple[torch.Tensor, str]  # the weight of up, activation
 
 
 def skinny_linear(
@@ -172,7 +174,7 @@ def skinny_norm_linear(
     (m, k), n = x.shape, weight.shape[0]
     tiling = config or fused_config_for(m, n, k, x.element_size(), gated=False)
     out = x.new_empty((m, n))
-    stream = _fused(tiling, x, weight, out, bias=bias, norm=(norm_weight, eps, plus_one), residual=residual)
+    stream = _fused(tiling, x, weight, out, (norm_weight, eps, plus_one), residual, bias)
     return out, stream
 
 
@@ -192,20 +194,13 @@ def skinny_gate_up(
     tiling = config or fused_config_for(m, inner, k, x.element_size(), gated=True)
     out = x.new_empty((m, inner))
     norm, gate = (norm_weight, eps, plus_one), (weight[inner:], activation)
-    return out, _fused(tiling, x, weight[:inner], out, norm=norm, residual=residual, gate=gate)
+    return out, _fused(tiling, x, weight[:inner], out, norm, residual, gate=gate)
 
 
 def _fused(
-    tiling: Tiling,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    norm: tuple[torch.Tensor, float, bool],
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None = None,
-    gate: tuple[torch.Tensor, str] | None = None,
-) -> torch.Tensor:
+    tiling: Tiling, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, norm: Norm, residual: torch.Tensor | None,
+    bias: torch.Tensor | None = None, gate: Gate | None = None,
+) -> torch.Tensor:  # fmt: skip
     """As `_by_rows`, also by tiles."""
     if tiling.by_rows:
         return _by_rows(tiling, x, weight, out, bias=bias, norm=norm, residual=residual, gate=gate)
@@ -232,9 +227,9 @@ def _by_rows(
     *,
     bias: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
-    norm: tuple[torch.Tensor, float, bool] | None = None,  # weight, eps, plus_one
+    norm: Norm | None = None,
     residual: torch.Tensor | None = None,
-    gate: tuple[torch.Tensor, str] | None = None,  # the weight of up, activation
+    gate: Gate | None = None,
 ) -> torch.Tensor:
     """Fills `out`, and returns the stream: a new tensor if there is a residual to add, else `x`."""
     (m, k), n = x.shape, weight.shape[0]

@@ -30,7 +30,7 @@ class TritonOps(Ops):
 
     def norm_linear(self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None) -> WithSum:
         x, residual, norm = inputs
-        if x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape, dtype=x.dtype):
+        if x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
             return skinny_norm_linear(x, residual, *norm, weight, bias)
         return Ops.norm_linear(self, inputs, weight, bias)
 
@@ -38,7 +38,7 @@ class TritonOps(Ops):
         self, inputs: NormedSum, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation
     ) -> WithSum:
         x, residual, norm = inputs
-        if bias is None and x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape, dtype=x.dtype):
+        if bias is None and x.dtype != torch.float32 and fused_worth(x.shape[0], *weight.shape):
             return skinny_gate_up(x, residual, *norm, weight, activation)
         return Ops.norm_gate_up(self, inputs, weight, bias, activation)
 

@@ -61,14 +61,7 @@ from bough.kernels.routing.triton import norm_route, placed, route
 from bough.kernels.sampling.triton import sample_rows
 from bough.kernels.scaled_linear.triton import scaled_linear, weight_linear
 from bough.kernels.shared_memory import PLENTY
-from bough.kernels.skinny_linear.triton import (
-    config_for,
-    fitted,
-    fused_config_for,
-    skinny_gate_up,
-    skinny_linear,
-    skinny_norm_linear,
-)
+from bough.kernels.skinny_linear.triton import config_for, fitted, skinny_gate_up, skinny_linear, skinny_norm_linear
 from bough.kernels.sparse_index.triton import choose_slots, index_store_
 from bough.kernels.w4_linear.reference import W4Rows
 from bough.kernels.w4_linear.triton import w4_dequantize, w4_linear, w4_norm_gate_up, w4_norm_linear
@@ -276,11 +269,6 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
             skinny_linear(x[:rows], weight[:outputs], config=skinny)
         skinny_norm_linear(x[:2], x[:2].clone(), norm, 1e-5, False, weight)
         skinny_gate_up(x[:2], None, norm, 1e-5, False, weight, "silu")
-        for outputs in (512, 2 * INNER):
-            behind = (x[:4], x[:4].clone(), norm, 1e-5, False, weight[:outputs])
-            plain, gated = (fused_config_for(4, outputs // by, HIDDEN, gated=by > 1) for by in (1, 2))
-            skinny_norm_linear(*behind, config=fitted(plain, 4, SHARED_BYTES[arch]))
-            skinny_gate_up(*behind, "silu", config=fitted(gated, 4, SHARED_BYTES[arch]))
         for group in (32, 128):
             launch_w4(dtype, group, arch)
         if arch in EIGHT_BITS:

@@ -5,8 +5,8 @@
 Each time is that of one launch in a CUDA graph of twenty over rotating copies of the weight, so that the cache does not
 serve it. A line gives torch's time, that of the cut which `config_for` chooses, and the best cut (`*` where it is the
 chosen one) with its rate of reading the weight and its speed relative to torch. `--all` prints every cut. Of a cut by
-rows, k is the length of a piece. Fused products are compared with what they replace: norm, product and activation as
-launches of their own.
+rows, k is the length of a piece. Fused products are measured up to two rows, and compared with what they replace: norm,
+product and activation as launches of their own.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ BY_TILES = (  # outputs, inputs, stages
     (32, 256, 4),
     (64, 128, 5),
 )
-MOST_BY_ROWS = {"linear": 4, "norm": 2, "gate_up": 2}  # beyond, far slower
-NORMED_TILES = ((16, 128, 4), (32, 128, 4), (32, 64, 5), (64, 64, 4), (64, 128, 4))  # of products behind a norm
+FUSED_ROWS = 2  # beyond, fused products are far slower than what they replace
 WIDTHS = (18, 3, 7, 6, 9, 9, 30, 9, 6, 7)
 
 
@@ -60,13 +59,10 @@ class Shape:
     def choice(self, m: int) -> Tiling:
         if self.kind == "linear":
             return config_for(m, self.n, self.k)
-        gated = self.kind == "gate_up"
-        return fused_config_for(m, self.n // (1 + gated), self.k, gated=gated)
+        return fused_config_for(m, self.k, gated=self.kind == "gate_up")
 
 
 SHAPES = (
-    Shape("smol135m norm+qkv", "norm", 960, 576),
-    Shape("smol135m fused g_u", "gate_up", 3072, 576),
     Shape("qwen0.6b qkv", "linear", 4096, 1024),
     Shape("qwen0.6b norm+qkv", "norm", 4096, 1024),
     Shape("qwen0.6b o", "linear", 1024, 2048),
@@ -115,11 +111,9 @@ class Bench:
 
 def cuts(shape: Shape, m: int) -> list[Tiling]:
     """The chosen cut first, then others worth measuring."""
-    others = list(cuts_by_rows(shape, BY_ROWS if m == 1 else BY_ROWS[:5])) if m <= MOST_BY_ROWS[shape.kind] else []
-    if m > 1 and shape.kind == "linear":
+    others = list(cuts_by_rows(shape, BY_ROWS if m == 1 else BY_ROWS[:5])) if m <= 4 else []
+    if shape.kind == "linear" and m > 1:
         others += cuts_by_tiles(shape)
-    elif m > 1:
-        others += [Tiling(False, block_n, block_k, num_stages=stages) for block_n, block_k, stages in NORMED_TILES]
     return list(dict.fromkeys([shape.choice(m), *others]))
 
 
@@ -186,7 +180,7 @@ def main() -> None:
     for shape in SHAPES:
         if options.only in shape.name:
             rows = [int(m) for m in options.rows.split(",")]
-            measure(shape, rows, options.all)
+            measure(shape, [m for m in rows if shape.kind == "linear" or m <= FUSED_ROWS], options.all)
             torch.cuda.empty_cache()
 
 

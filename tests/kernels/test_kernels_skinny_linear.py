@@ -30,7 +30,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 ROWS = Tiling(True, 16, 128, num_warps=2)
 PIECES = Tiling(True, 8, 32, num_warps=1)
 TILES = Tiling(False, 16, 32)
-NORMED = Tiling(False, 32, 64)
 SHARED = Tiling(False, 32, 16, split_k=4)
 N, K = 42, 100  # neither is a multiple of any block
 EPS = 1e-6
@@ -94,12 +93,10 @@ def test_writes_to_a_given_tensor_and_leaves_what_it_borrowed(config: Tiling, de
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("added", "plus_one"), [(False, True), (True, False)])
-@pytest.mark.parametrize(("m", "config"), [(1, ROWS), (3, ROWS), (2, PIECES), (3, TILES), (16, NORMED)])
+@pytest.mark.parametrize(("m", "config"), [(1, ROWS), (3, ROWS), (2, PIECES)])
 def test_norm_linear_and_gate_up(
     m: int, config: Tiling, added: bool, plus_one: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if not runs_here(config, dtype, device):
-        pytest.skip("needs a GPU")
     operands = Operands(m, N, K, dtype, device)
     x, residual, norm_weight, weight, bias = operands.given
     kept = residual.clone()
@@ -132,12 +129,12 @@ def test_refuses_cuts_that_do_not_fit(m: int, config: Tiling, device: torch.devi
         skinny.skinny_linear(x, weight, config=config)
 
 
-@pytest.mark.parametrize(("m", "config", "way"), [(5, ROWS, "rows"), (17, TILES, "tiles"), (1, SHARED, "tiles")])
-def test_fused_products_refuse_cuts_that_do_not_fit(m: int, config: Tiling, way: str, device: torch.device) -> None:
+@pytest.mark.parametrize(("m", "config"), [(5, ROWS), (1, TILES)])
+def test_fused_products_are_taken_by_rows_only(m: int, config: Tiling, device: torch.device) -> None:
     x, weight = torch.zeros(m, K, device=device), torch.zeros(2 * N, K, device=device)
-    with pytest.raises(ValueError, match=f"cannot be taken by {way}"):
+    with pytest.raises(ValueError, match="cannot be taken by rows"):
         skinny.skinny_gate_up(x, None, weight[0], EPS, False, weight, "silu", config=config)
-    with pytest.raises(ValueError, match=f"cannot be taken by {way}"):
+    with pytest.raises(ValueError, match="cannot be taken by rows"):
         skinny.skinny_norm_linear(x, None, weight[0], EPS, False, weight, config=config)
 
 
@@ -146,15 +143,13 @@ def test_fused_products_refuse_cuts_that_do_not_fit(m: int, config: Tiling, way:
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_cuts_are_ones_that_the_kernels_take(m: int, n: int, k: int, itemsize: int) -> None:
     cut = config_for(m, n, k, itemsize)
-    fused = (
-        [fused_config_for(m, n, k, itemsize, gated=gated) for gated in (False, True)] if fused_worth(m, n, k) else []
-    )
+    fused = [fused_config_for(m, k, itemsize, gated=gated) for gated in (False, True)] if fused_worth(m, n, k) else []
     for each in (cut, *fused):
         sides = (each.block_n, each.block_k, each.split_k, each.num_warps)
         assert all(side & (side - 1) == 0 and side > 0 for side in sides)
         assert each.num_warps <= 16
         assert k <= MAX_WIDTH_BY_ROWS if each.by_rows else min(each.block_n, each.block_k) >= 16
-    assert all(each.by_rows or (m > 1 and each.split_k == 1) for each in fused)
+    assert all(each.by_rows for each in fused)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,7 @@ def test_plain_cuts_are_the_fastest_measured(m: int, n: int, k: int, cut: Tiling
     ],
 )
 def test_fused_cuts_are_the_fastest_measured(m: int, k: int, gated: bool, cut: Tiling) -> None:
-    assert fused_config_for(m, 4096, k, gated=gated) == cut
+    assert fused_config_for(m, k, gated=gated) == cut
 
 
 def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
@@ -201,18 +196,16 @@ def test_products_that_libraries_do_as_well_are_left_to_them() -> None:
     for m in (4, 8, 16):
         assert {shape for shape in (*QWEN, *LLAMA) if not worth(m, *shape)} == tied
     assert not worth(17, 1024, 1024)
-    assert [(m, k) for m in (1, 2, 4) for k in (1024, 4096) if fused_worth(m, 4096, k, dtype=torch.float16)] == [
+    assert [(m, k) for m in (1, 2, 4) for k in (1024, 4096) if fused_worth(m, 4096, k)] == [
         (1, 1024),
         (1, 4096),
         (2, 1024),
     ]
-    assert all(fused_worth(m, 4096, k) for m in (2, 4, 8) for k in (1024, 4096))
-    assert not fused_worth(9, 4096, 1024) and not fused_worth(4, 4096, 8192)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [*QWEN, *LLAMA])
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
 def test_shapes_of_models(m: int, n: int, k: int, device: torch.device) -> None:
     operands = Operands(m, n, k, torch.bfloat16, device)
     x, residual, norm_weight, weight, bias = operands.given

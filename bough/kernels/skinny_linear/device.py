@@ -1,5 +1,5 @@
-"""The device code of the skinny products: one kernel by rows and one by tiles, which may have a norm before them and a
-gate behind, and one by tiles that share inputs.
+"""The device code of the skinny products: one kernel by rows, which may have a norm before it and a gate behind, and
+one by tiles.
 
 A tensor that a product does not have is given as None, and the code for it is then not compiled.
 """
@@ -127,47 +127,6 @@ def product_by_tiles(
             tl.store(arrivals + tile, 0)  # as the next product finds it
     else:
         tl.store(target, _with_bias(acc, bias, n, N).to(out.dtype.element_ty), mask=written)
-
-
-@triton.jit(do_not_specialize=["M"])
-def normed_by_tiles(
-    x, residual, norm_weight, weight, up_weight, bias, out, stream, x_stride, residual_stride, out_stride, eps, M, N,
-    K: tl.constexpr, PLUS_ONE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Tiles of the weight times the norm of x + residual. What a norm divides a row by is known when all of the row has
-    been read, so the product is divided by it instead; only types that hold any such row may be multiplied so."""
-    take_turn(OVERLAP)
-    m, n = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight_rows = n.to(tl.int64)[:, None] * K
-    squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        here, inside = (m < M)[:, None] & (k < K)[None, :], (n < N)[:, None] & (k < K)[None, :]
-        w = tl.load(weight + weight_rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        if up_weight is not None:
-            u = tl.load(up_weight + weight_rows + k[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        scale = tl.load(norm_weight + k, mask=k < K, other=0.0).to(tl.float32)
-        if PLUS_ONE:
-            scale += 1.0
-        rows = tl.load(x + m[:, None] * x_stride + k[None, :], mask=here, other=0.0)
-        if residual is not None:
-            held = tl.load(residual + m[:, None] * residual_stride + k[None, :], mask=here, other=0.0)
-            rows = (rows.to(tl.float32) + held.to(tl.float32)).to(rows.dtype)
-            tl.store(stream + m[:, None] * K + k[None, :], rows, mask=here & (tl.program_id(0) == 0))
-        wide = rows.to(tl.float32)
-        squares += tl.sum(wide * wide, 1)
-        scaled = (wide * scale[None, :]).to(rows.dtype)
-        acc = tl.dot(scaled, w.T, acc, input_precision="ieee")
-        if up_weight is not None:
-            up = tl.dot(scaled, u.T, up, input_precision="ieee")
-    length = tl.rsqrt(squares / K + eps)[:, None]
-    y = _with_bias(acc * length, bias, n, N).to(out.dtype.element_ty)
-    if up_weight is not None:
-        y = gated(y, (up * length).to(y.dtype), ACTIVATION)
-    tl.store(out + m[:, None] * out_stride + n[None, :], y, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @triton.jit

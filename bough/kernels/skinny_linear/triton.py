@@ -19,15 +19,13 @@ import triton
 from bough.kernels.overlap import overlap, zeros_of_stream
 from bough.kernels.quantize_rows.reference import GROUP
 from bough.kernels.shared_memory import shared_bytes
-from bough.kernels.skinny_linear.device import normed_by_tiles, product_by_rows, product_by_tiles
+from bough.kernels.skinny_linear.device import product_by_rows, product_by_tiles
 
 MAX_ROWS = 16  # the smallest side of a tensor-core product
 MAX_ROWS_BY_ROWS = 4  # beyond, multiplying without tensor cores takes longer than reading the weight
 MAX_WIDTH_BY_ROWS = 16384  # longer weight rows do not fit the registers of a program
 
 LONG_ROW = 4096  # inputs; up to here two rows of `x` are still multiplied faster than a weight row is read
-SHORT_ROW = 1024  # inputs; up to here two rows are normalised and multiplied faster than a weight row is read
-MAX_ROWS_NORMED = 8  # that are normalised again by each tile
 FEW_OUTPUTS = 4096  # fewer than fill a device with wide tiles: libraries leave part of it idle
 MANY_OUTPUTS = 65536  # a vocabulary's worth: long enough for the rate of reading to be all that counts
 WAVE = 128  # programs by tiles that keep a large device busy, about one for each multiprocessor
@@ -58,14 +56,12 @@ def worth(m: int, n: int, k: int) -> bool:
     return n >= MANY_OUTPUTS or (n <= FEW_OUTPUTS and k <= LONG_ROW) or by_rows_at_full_rate
 
 
-def fused_worth(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether a norm fused with its product, or also with the gate, is faster than launches of their own.
+def fused_worth(m: int, n: int, k: int) -> bool:
+    """Whether a norm fused with its product, or also with the gate, has been faster than launches of their own.
 
-    `n` makes no difference, since every program takes the norm anew for its few outputs. By tiles, rows that have no
-    norm yet are multiplied, which float16 might not hold.
+    `n` makes no difference, since every program takes the norm anew for its few outputs.
     """
-    by_rows = (m == 1 and k <= LONG_ROW) or (m == 2 and k <= SHORT_ROW)
-    return by_rows or (1 < m <= MAX_ROWS_NORMED and k <= LONG_ROW and dtype == torch.bfloat16)
+    return (m == 1 and k <= LONG_ROW) or (m == 2 and k <= 1024)
 
 
 def config_for(m: int, n: int, k: int, itemsize: int = 2) -> Tiling:
@@ -83,13 +79,8 @@ def fitted(cut: Tiling, itemsize: int, room: int) -> Tiling:
     return cut if stages >= cut.num_stages else replace(cut, num_stages=stages)
 
 
-def fused_config_for(m: int, n: int, k: int, itemsize: int = 2, *, gated: bool) -> Tiling:
-    """The cut of a product with a norm before it and, if gated, a gate behind, of which `n` outputs come."""
-    if m > 2 or (m == 2 and k > SHORT_ROW):  # by tiles narrow enough for a wave; of gated products each stands for two
-        block_n = 32 if gated else 64
-        while block_n > 16 and -(-n // block_n) < WAVE:
-            block_n //= 2
-        return Tiling(False, block_n, 128, num_stages=4)
+def fused_config_for(m: int, k: int, itemsize: int = 2, *, gated: bool) -> Tiling:
+    """The cut of a product with a norm before it and, if gated, a gate behind: always by rows."""
     width = triton.next_power_of_2(k)
     short = width * itemsize <= WARP_BYTES // 2
     warps = 2 if m > 1 else 4 if short or gated else 8
@@ -133,8 +124,6 @@ def _cut_by_tiles(n: int, k: int, itemsize: int) -> Tiling:
 
 
 MAX_SHARED_TILES = 4096
-Norm = tuple[torch.Tensor, float, bool]  # weight, eps, plus_one
-Gate = tuple[torch.Tensor, str]  # the weight of up, activation
 
 
 def skinny_linear(
@@ -160,7 +149,7 @@ def skinny_linear(
 
 
 def skinny_norm_linear(
-    x: torch.Tensor,  # [rows, in], at most 16 rows; by rows, 4
+    x: torch.Tensor,  # [rows, in], at most 4 rows
     residual: torch.Tensor | None,  # like x
     norm_weight: torch.Tensor,  # [in]
     eps: float,
@@ -172,14 +161,14 @@ def skinny_norm_linear(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The product of the norm of x + residual, and that sum, which is the next residual. `residual` stays as it is."""
     (m, k), n = x.shape, weight.shape[0]
-    tiling = config or fused_config_for(m, n, k, x.element_size(), gated=False)
+    tiling = config or fused_config_for(m, k, x.element_size(), gated=False)
     out = x.new_empty((m, n))
-    stream = _fused(tiling, x, weight, out, (norm_weight, eps, plus_one), residual, bias)
+    stream = _by_rows(tiling, x, weight, out, bias=bias, norm=(norm_weight, eps, plus_one), residual=residual)
     return out, stream
 
 
 def skinny_gate_up(
-    x: torch.Tensor,  # [rows, in], at most 16 rows; by rows, 4
+    x: torch.Tensor,  # [rows, in], at most 4 rows
     residual: torch.Tensor | None,  # like x
     norm_weight: torch.Tensor,  # [in]
     eps: float,
@@ -191,32 +180,10 @@ def skinny_gate_up(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`activation(gate) * up` of the norm of x + residual, and that sum, the next residual. `residual` stays."""
     (m, k), inner = x.shape, weight.shape[0] // 2
-    tiling = config or fused_config_for(m, inner, k, x.element_size(), gated=True)
+    tiling = config or fused_config_for(m, k, x.element_size(), gated=True)
     out = x.new_empty((m, inner))
     norm, gate = (norm_weight, eps, plus_one), (weight[inner:], activation)
-    return out, _fused(tiling, x, weight[:inner], out, norm, residual, gate=gate)
-
-
-def _fused(
-    tiling: Tiling, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, norm: Norm, residual: torch.Tensor | None,
-    bias: torch.Tensor | None = None, gate: Gate | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """As `_by_rows`, also by tiles."""
-    if tiling.by_rows:
-        return _by_rows(tiling, x, weight, out, bias=bias, norm=norm, residual=residual, gate=gate)
-    (m, k), n = x.shape, out.shape[1]
-    if m > MAX_ROWS or tiling.split_k > 1:
-        raise ValueError(f"A skinny product of {m} rows behind a norm cannot be taken by tiles, as {tiling}.")
-    (norm_weight, eps, plus_one), (up_weight, activation) = norm, gate or (None, "")
-    stream = x if residual is None else x.new_empty((m, k))
-    fits = fitted(tiling, 2 * x.element_size(), shared_bytes())  # the residual and the weight of up are tiles, too
-    normed_by_tiles[(triton.cdiv(n, tiling.block_n),)](
-        x, residual, norm_weight, weight, up_weight, bias, out, stream, x.stride(0),
-        0 if residual is None else residual.stride(0), out.stride(0), eps, m, n,
-        K=k, PLUS_ONE=plus_one, ACTIVATION=activation, BLOCK_M=MAX_ROWS, BLOCK_N=tiling.block_n,
-        BLOCK_K=tiling.block_k, num_warps=tiling.num_warps, num_stages=fits.num_stages, **overlap(m),
-    )  # fmt: skip
-    return stream
+    return out, _by_rows(tiling, x, weight[:inner], out, norm=norm, residual=residual, gate=gate)
 
 
 def _by_rows(
@@ -227,9 +194,9 @@ def _by_rows(
     *,
     bias: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
-    norm: Norm | None = None,
+    norm: tuple[torch.Tensor, float, bool] | None = None,  # weight, eps, plus_one
     residual: torch.Tensor | None = None,
-    gate: Gate | None = None,
+    gate: tuple[torch.Tensor, str] | None = None,  # the weight of up, activation
 ) -> torch.Tensor:
     """Fills `out`, and returns the stream: a new tensor if there is a residual to add, else `x`."""
     (m, k), n = x.shape, weight.shape[0]

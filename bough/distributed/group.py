@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from bough.core.errors import RankLostError
 from bough.core.settings import Settings
 from bough.distributed.topology import ONE_RANK, Topology
-from bough.messages.channels import Addresses, split_address
+from bough.messages.channels import Addresses, own_address, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 Ranks = dist.ProcessGroup | None  # None: all
@@ -253,8 +252,8 @@ def open_group(
     through which several hosts find each other."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=settings.parallel.dist_timeout)
-    folder = addresses.folder if topology.dp_size == 1 else addresses.shared_folder
-    interface, way = LOOPBACK, dict[str, Any](init_method=(folder / "ranks").as_uri())
+    folder = addresses.folder if topology.dp_size == 1 else Path(addresses.home)
+    interface, way = LOOPBACK, dict[str, Any](init_method=f"file://{folder}/ranks")
     try:
         if addresses.store:
             patience = timedelta(seconds=settings.process.start_timeout_s)  # hosts start at different times
@@ -290,10 +289,7 @@ def reason_of(error: object) -> str:
 
 
 def interface_to(address: str) -> str:
-    """The one from which this host reaches the address; no packet is sent."""
-    family, kind, protocol, _, target = socket.getaddrinfo(*split_address(address), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        own = probe.getsockname()[0]
+    """The one from which this host reaches the address."""
+    own = own_address(address)
     cards = psutil.net_if_addrs().items()
     return next(name for name, entries in cards if any(own == entry.address.split("%")[0] for entry in entries))

@@ -26,7 +26,7 @@ from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_adapters, check_media, check_model, check_ranks, open_tokenizer
-from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, replica_specs
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
 from bough.messages.channels import Addresses
@@ -92,23 +92,33 @@ class EngineProcesses:
         self._head = None
         if parallel.nnodes > 1:
             self._head = Head(settings, self.files, cleanup)
-            self.addresses = [self._head.place(*self.addresses)]
+            if parallel.groups > 1:
+                self._head.watch(self.supervisor)
+                self.addresses = self._head.place_groups(folder, clients)
+            else:
+                self.addresses = [self._head.place(*self.addresses)]
         self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
     def start(self) -> None:
-        if self._head is not None:
+        if self._head is not None and self.settings.parallel.groups == 1:
             self._head.watch(self.supervisor)
-        self.supervisor.start([spec for number in range(len(self.addresses)) for spec in self._specs(number)])
+        self.supervisor.start([spec for number in self._here for spec in self._specs(number)])
+
+    @property
+    def of_hosts(self) -> dict[str, Any]:
+        """What clients need beside addresses where other hosts come to them."""
+        head = self._head
+        return {"listeners": {}, "key": ""} if head is None else {"listeners": head.listeners, "key": head.key}
+
+    @property
+    def _here(self) -> range:
+        """The replicas of this host, which are the first ones."""
+        return range(-(-len(self.addresses) // self.settings.parallel.nnodes))
 
     def _specs(self, number: int) -> list[ChildSpec]:
         """The processes of one replica."""
-        flat, several = self.settings.to_flat(), len(self.addresses) > 1
-        here = self.settings.parallel.replica_ranks // self.settings.parallel.nnodes
-        roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, here)]
-        place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
-        place["beside"] = tuple(each.scheduler for each in self.addresses if each != self.addresses[number])
-        specs = [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
+        key = "" if self._head is None else self._head.key
+        specs = replica_specs(self.settings, self.addresses, number, self.files, self._executor, key)
         return specs if self._head is None else [self._head.equip(specs[0]), *specs[1:]]
 
     def open_tokenizer(self) -> Tokenizer | None:
@@ -122,8 +132,9 @@ class EngineProcesses:
 
     def wait_until_ready(self) -> None:
         ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)
-        specs = [self._specs(number) for number in range(len(self.addresses))]
-        self.replica_limits = [ready[first.title] for first, *_ in specs]
+        self.replica_limits = [ready[self._specs(number)[0].title] for number in self._here]
+        if len(self.addresses) > len(self._here) and self._head is not None:
+            self.replica_limits += self._head.announced()
 
     @property
     def limits(self) -> dict[str, Any]:

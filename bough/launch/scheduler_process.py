@@ -91,9 +91,11 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    receiver: Receiver[Any] = Receiver(context, spec.addresses.scheduler, ToScheduler | JoinStep, Garbled)
+    addresses, of_hosts = spec.addresses, {"listeners": spec.listeners, "key": spec.cluster_key}
+    receiver: Receiver[Any] = Receiver(context, addresses.scheduler, ToScheduler | JoinStep, Garbled, **of_hosts)
     inbox: Inbox = receiver
-    outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))
+    clients = ClientSenders(context, addresses, spec.cluster_key)
+    outbox = ChannelOutbox(Sender(context, addresses.detokenizer), clients)
 
     events = None
     if settings.memory.kv_events_config is not None:

@@ -253,7 +253,7 @@ def open_group(
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=settings.parallel.dist_timeout)
     folder = addresses.folder if topology.dp_size == 1 else Path(addresses.home)
-    interface, way = LOOPBACK, dict[str, Any](init_method=f"file://{folder}/ranks")
+    interface, way = LOOPBACK, dict[str, Any](init_method=(folder / "ranks").as_uri())
     try:
         if addresses.store:
             patience = timedelta(seconds=settings.process.start_timeout_s)  # hosts start at different times

@@ -53,9 +53,9 @@ class ClientEnd:
         addresses: Sequence[Addresses],
         number: int = 0,
         listeners: Mapping[str, int] | None = None,
-        key: str = "",
+        cluster_key: str = "",
     ) -> None:
-        self._addresses, self._listeners, self._key = addresses, listeners or {}, key
+        self._addresses, self._listeners, self._key = addresses, listeners or {}, cluster_key
         self.number = number
         self._context: zmq.Context[Any] = zmq.Context()
         self._schedulers: list[Sender] = []

@@ -107,8 +107,7 @@ class EngineProcesses:
     @property
     def of_hosts(self) -> dict[str, Any]:
         """What clients need beside addresses where other hosts come to them."""
-        head = self._head
-        return {"listeners": {}, "key": ""} if head is None else {"listeners": head.listeners, "key": head.key}
+        return {} if self._head is None else {"listeners": self._head.listeners, "cluster_key": self._head.key}
 
     @property
     def _here(self) -> range:

@@ -20,16 +20,7 @@ from bough.launch.ray_nodes import RayNodes
 from bough.launch.spec import ChildSpec, of_groups
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles
-from bough.messages.channels import (
-    KEY_LENGTH,
-    TCP,
-    Addresses,
-    cluster_key,
-    listen_at,
-    split_address,
-    tcp_address,
-    use_key,
-)
+from bough.messages.channels import KEY_LENGTH, TCP, Addresses, cluster_key, listen_at, split_address, tcp_url, use_key
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +51,7 @@ class Head:
         nodes.watch_silence(self._socket)
         try:
             self._host = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-            self._socket.bind(tcp_address(self._host, port))
+            self._socket.bind(tcp_url(self._host, port))
         except (OSError, zmq.ZMQError) as error:
             wrong = f"--dist-init-addr {settings.parallel.dist_init_addr}: cannot listen there ({error})."
             raise SettingsError(f"{wrong} Give a free port at an address of the first host.") from None

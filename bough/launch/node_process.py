@@ -58,9 +58,12 @@ def _specs_of_groups(
     numbers = range(parallel.node_rank * here, (parallel.node_rank + 1) * here)
     replicas = of_groups(open_socket_folder(cleanup), link.join(files, tuple(listeners)), numbers, parallel)
     cleanup.callback(_end_detokenizers, [replicas[number].detokenizer for number in numbers])
-    fds = {address: listener.fileno() for address, listener in listeners.items()}
-    specs = [spec for number in numbers for spec in replica_specs(settings, replicas, number, files, executor, key)]
-    return [replace(each, listeners=fds if each.role == "scheduler" else {}) for each in specs]
+    specs: list[ChildSpec] = []
+    for number in numbers:
+        scheduler, *others = replica_specs(settings, replicas, number, files, executor, key)
+        way = scheduler.addresses.scheduler
+        specs += [replace(scheduler, listeners={way: listeners[way].fileno()}), *others]
+    return specs
 
 
 def _end_detokenizers(addresses: list[str]) -> None:

@@ -259,12 +259,11 @@ class MainServer(Serving):
         if self._shared_listener is None:
             return
         flat = self._settings.to_flat()
-        fd, ways = self._shared_listener.fileno(), processes.addresses
-        of_hosts = {"listeners": processes.of_hosts["listeners"], "cluster_key": processes.of_hosts["key"]}
+        fd, ways, more = self._shared_listener.fileno(), processes.addresses, processes.of_hosts
         numbers = range(1, self._settings.server.tokenizer_worker_num)
         processes.supervisor.start(
             [
-                ChildSpec("server", flat, ways[0], processes.files, ServerSpec(n, fd, model, tuple(ways)), **of_hosts)
+                ChildSpec("server", flat, ways[0], processes.files, ServerSpec(n, fd, model, tuple(ways)), **more)
                 for n in numbers
             ]
         )

@@ -81,7 +81,7 @@ def of_groups(folder: Path, placed: Addresses, here: range, parallel: ParallelSe
     found = []
     for number, scheduler in enumerate(placed.schedulers):
         (own := folder / f"dp{number}").mkdir(exist_ok=True)
-        each = replace(Addresses.in_folder(folder, 0, parallel.replica_ranks, own), scheduler=scheduler)
-        each = replace(each, clients=placed.clients, store=placed.store)
-        found.append(each if number in here else replace(each, detokenizer=""))
+        each = Addresses.in_folder(folder, 0, parallel.replica_ranks, own)
+        more = {} if number in here else {"detokenizer": ""}
+        found.append(replace(each, scheduler=scheduler, clients=placed.clients, store=placed.store, **more))
     return found

@@ -72,10 +72,10 @@ def own_address(address: str) -> str:
 def listen_at(host: str) -> tuple[str, sockets.socket]:
     """A free port of this host: its address, and what listens there."""
     listener = sockets.create_server((host, 0), family=sockets.AF_INET6 if ":" in host else sockets.AF_INET)
-    return tcp_address(host, listener.getsockname()[1]), listener
+    return tcp_url(host, listener.getsockname()[1]), listener
 
 
-def tcp_address(host: str, port: int) -> str:
+def tcp_url(host: str, port: int) -> str:
     return TCP + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 

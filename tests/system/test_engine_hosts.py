@@ -117,6 +117,7 @@ def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("split", "ranks"),
     [
         pytest.param({"tp_size": 2, "tokenizer_worker_num": 2}, [], id="one rank each"),
+        pytest.param({"tp_size": 4, "dp_size": 4}, [], id="two groups each", marks=pytest.mark.long),
         pytest.param(
             {"tp_size": 4, "ep_size": 4, "moe_a2a_backend": "torch", "check_ranks": True},
             ["TP1"],
@@ -133,26 +134,27 @@ def test_attention_groups_on_two_hosts_give_the_tokens_of_one_rank_and_end_in_or
     expected = [tokens for tokens, _ in engine.ask(*PROMPTS)]
     # A group keeps the tokens of few prompts at once.
     few = {"schedule_conservativeness": 0.0, "max_total_tokens": 120}
-    nodes = [start(number, latent, **GROUPS, **split, **few) for number in (1, 0)][::-1]
+    groups = split.get("dp_size", 2)
+    nodes = [start(number, latent, **(GROUPS | split), **few) for number in (1, 0)][::-1]
     for node in nodes:
         node.wait_ready()
-    for rank in (1, 0):  # while the other has nothing to do
+    for rank in reversed(range(groups)):  # while the others have nothing to do
         assert tokens_of(nodes[0], PROMPTS[1], routed_dp_rank=rank) == expected[1]
-    with ThreadPoolExecutor(2 * len(PROMPTS)) as threads:
-        both = [(prompt, rank) for prompt in PROMPTS for rank in (0, 1)]
-        found = list(threads.map(lambda asked: tokens_of(nodes[0], asked[0], routed_dp_rank=asked[1]), both))
-    assert found == [tokens for tokens in expected for _ in (0, 1)]
+    with ThreadPoolExecutor(groups * len(PROMPTS)) as threads:
+        all_ranks = [(prompt, rank) for prompt in PROMPTS for rank in range(groups)]
+        found = list(threads.map(lambda asked: tokens_of(nodes[0], asked[0], routed_dp_rank=asked[1]), all_ranks))
+    assert found == [tokens for tokens in expected for _ in range(groups)]
     state = nodes[0].call("/server_info").json()
-    assert [each["dp_rank"] for each in state["internal_states"]] == [0, 1]
+    assert [each["dp_rank"] for each in state["internal_states"]] == list(range(groups))
     assert all(each["num_retractions"] > 0 for each in state["internal_states"])
-    assert [each["max_total_num_tokens"] for each in state["internal_states"]] == [120, 120]
+    assert [each["max_total_num_tokens"] for each in state["internal_states"]] == [120] * groups
     processes = [tree_of(node.process.pid) for node in nodes]
     for number, tree in enumerate(processes):
-        roles = [f"detokenizer DP{number}", *(f"executor DP{number} {rank}" for rank in ranks)]
-        titles = sorted(" ".join(each.cmdline()).strip() for each in tree[1:])
-        assert [each for each in titles if "server" not in each] == [
-            f"bough::{role}" for role in (*roles, f"scheduler DP{number}")
-        ]
+        own = [f" DP{group}" for group in range(number * groups // 2, (number + 1) * groups // 2)]
+        wanted = [f"bough::{role}{group}" for group in own for role in ("detokenizer", "scheduler")]
+        wanted += [f"bough::executor{group} {rank}" for group in own for rank in ranks]
+        titles = [" ".join(each.cmdline()).strip() for each in tree[1:]]
+        assert sorted(each for each in titles if "server" not in each) == sorted(wanted)
         assert not [each for each in tree if KEY in " ".join(each.cmdline())]
     nodes[0].process.send_signal(signal.SIGTERM)
     for node, tree in zip(nodes, processes, strict=True):

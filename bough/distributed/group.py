@@ -290,6 +290,5 @@ def reason_of(error: object) -> str:
 
 def interface_to(address: str) -> str:
     """The one from which this host reaches the address."""
-    own = own_address(address)
-    cards = psutil.net_if_addrs().items()
+    own, cards = own_address(address), psutil.net_if_addrs().items()
     return next(name for name, entries in cards if any(own == entry.address.split("%")[0] for entry in entries))

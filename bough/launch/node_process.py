@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from bough.core.settings import Settings
-from bough.launch.engine_processes import open_socket_folder
 from bough.launch.nodes import LINGER_MS, NodeLink
+from bough.launch.socket_folders import open_socket_folder
 from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, of_groups, replica_specs
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles, find_files

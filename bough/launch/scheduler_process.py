@@ -94,8 +94,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     addresses, of_hosts = spec.addresses, {"listeners": spec.listeners, "key": spec.cluster_key}
     receiver: Receiver[Any] = Receiver(context, addresses.scheduler, ToScheduler | JoinStep, Garbled, **of_hosts)
     inbox: Inbox = receiver
-    clients = ClientSenders(context, addresses, spec.cluster_key)
-    outbox = ChannelOutbox(Sender(context, addresses.detokenizer), clients)
+    outbox = ChannelOutbox(Sender(context, addresses.detokenizer), ClientSenders(context, addresses, spec.cluster_key))
 
     events = None
     if settings.memory.kv_events_config is not None:

@@ -82,6 +82,6 @@ def of_groups(folder: Path, placed: Addresses, here: range, parallel: ParallelSe
     for number, scheduler in enumerate(placed.schedulers):
         (own := folder / f"dp{number}").mkdir(exist_ok=True)
         each = Addresses.in_folder(folder, 0, parallel.replica_ranks, own)
-        more = {} if number in here else {"detokenizer": ""}
-        found.append(replace(each, scheduler=scheduler, clients=placed.clients, store=placed.store, **more))
+        text = each.detokenizer if number in here else ""
+        found.append(replace(each, scheduler=scheduler, detokenizer=text, clients=placed.clients, store=placed.store))
     return found

@@ -66,7 +66,7 @@ def own_address(address: str) -> str:
     family, kind, protocol, _, target = sockets.getaddrinfo(*split_address(address), type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, kind, protocol) as probe:
         probe.connect(target)
-        return str(probe.getsockname()[0])
+        return str(probe.getsockname()[0]).removeprefix("::ffff:")  # as ZeroMQ writes addresses of IPv4
 
 
 def listen_at(host: str) -> tuple[str, sockets.socket]:

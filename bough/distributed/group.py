@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from bough.core.errors import RankLostError
 from bough.core.settings import Settings
 from bough.distributed.topology import ONE_RANK, Topology
-from bough.messages.channels import Addresses, split_address
+from bough.messages.channels import Addresses, own_address, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 Ranks = dist.ProcessGroup | None  # None: all
@@ -253,7 +252,7 @@ def open_group(
     through which several hosts find each other."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, size, timeout = topology.rank, topology.ranks, timedelta(seconds=settings.parallel.dist_timeout)
-    folder = addresses.folder if topology.dp_size == 1 else addresses.shared_folder
+    folder = addresses.folder if topology.dp_size == 1 else Path(addresses.home)
     interface, way = LOOPBACK, dict[str, Any](init_method=(folder / "ranks").as_uri())
     try:
         if addresses.store:
@@ -290,10 +289,6 @@ def reason_of(error: object) -> str:
 
 
 def interface_to(address: str) -> str:
-    """The one from which this host reaches the address; no packet is sent."""
-    family, kind, protocol, _, target = socket.getaddrinfo(*split_address(address), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        own = probe.getsockname()[0]
-    cards = psutil.net_if_addrs().items()
+    """The one from which this host reaches the address."""
+    own, cards = own_address(address), psutil.net_if_addrs().items()
     return next(name for name, entries in cards if any(own == entry.address.split("%")[0] for entry in entries))

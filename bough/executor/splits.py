@@ -84,9 +84,9 @@ def _splits(config: ModelConfig, cluster: Cluster) -> Iterator[Split]:
             continue  # so many cannot share the model
         for pp in [size // tp for size in sizes if size % tp == 0 and size // tp <= config.num_layers]:
             for ep in {1, tp} if moe is not None and moe.experts % tp == 0 else {1}:
-                groupable = (config.latent is not None or moe is not None) and pp == 1 and tp <= cluster.per_host
+                groupable = (config.latent is not None or moe is not None) and pp == 1
                 for groups in sizes if groupable else (1,):
-                    if tp % groups == 0:
+                    if tp % groups == 0 and (groups == 1 or groups * cluster.per_host % tp == 0):  # each on one host
                         yield Split(tp, pp, total // (tp * pp), ep, groups)
 
 

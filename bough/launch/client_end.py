@@ -8,8 +8,9 @@ is fine.
 import asyncio
 import contextlib
 import fcntl
+import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -45,10 +46,16 @@ async def take_turn(folder: Path) -> AsyncIterator[None]:
 
 class ClientEnd:
     """Owns the sockets and the client on them. Everything but `die` and `lose` is called on its loop. `addresses` are
-    those of each replica. An engine's clients differ by their `number`."""
+    those of each replica. An engine's clients differ by their `number`. What other hosts connect to has `listeners`."""
 
-    def __init__(self, addresses: Sequence[Addresses], number: int = 0) -> None:
-        self._addresses = addresses
+    def __init__(
+        self,
+        addresses: Sequence[Addresses],
+        number: int = 0,
+        listeners: Mapping[str, int] | None = None,
+        cluster_key: str = "",
+    ) -> None:
+        self._addresses, self._listeners, self._key = addresses, listeners or {}, cluster_key
         self.number = number
         self._context: zmq.Context[Any] = zmq.Context()
         self._schedulers: list[Sender] = []
@@ -61,13 +68,17 @@ class ClientEnd:
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         for replica in self._addresses:
-            self._schedulers.append(Sender(self._context, replica.scheduler))
-            self._detokenizers.append(Sender(self._context, replica.detokenizer))
-        self._inbox = Receiver(self._context, self._addresses[0].clients[self.number], ToClient)
+            self._schedulers.append(Sender(self._context, replica.scheduler, key=self._key))
+            if replica.detokenizer:  # another host ends its own
+                self._detokenizers.append(Sender(self._context, replica.detokenizer))
+        own = self._addresses[0].clients[self.number]
+        # ZeroMQ closes what it is given, and its owner does so, too.
+        listeners = {own: os.dup(self._listeners[own])} if own in self._listeners else None
+        self._inbox = Receiver(self._context, own, ToClient, listeners=listeners, key=self._key)
 
     @property
     def folder(self) -> Path:
-        return self._addresses[0].shared_folder
+        return Path(self._addresses[0].home)
 
     def connect(
         self,
@@ -103,7 +114,7 @@ class ClientEnd:
         """A replica has died. Called by the supervisor's thread of the main process, which tells all clients."""
 
         def tell() -> None:
-            clients = Sender(self._context, *self._addresses[0].clients)
+            clients = Sender(self._context, *self._addresses[0].clients, key=self._key)
             clients.send(ReplicaLost(dp_rank, str(error)))
             clients.close()
 
@@ -141,8 +152,8 @@ class ClientEnd:
 
 
 class Link:
-    def __init__(self, addresses: Sequence[Addresses]) -> None:
-        self.end = ClientEnd(addresses)
+    def __init__(self, addresses: Sequence[Addresses], **of_hosts: Any) -> None:
+        self.end = ClientEnd(addresses, **of_hosts)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="bough-client")
 

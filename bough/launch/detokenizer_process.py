@@ -19,7 +19,8 @@ def run_detokenizer(spec: ChildSpec, announce: Callable[..., None]) -> None:
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
     inbox: Receiver[ToDetokenizer] = Receiver(context, spec.addresses.detokenizer, ToDetokenizer)
-    outlet = ChannelOutlet(ClientSenders(context, spec.addresses), Sender(context, spec.addresses.scheduler))
+    addresses, key = spec.addresses, spec.cluster_key
+    outlet = ChannelOutlet(ClientSenders(context, addresses, key), Sender(context, addresses.scheduler, key=key))
     tokenizer = open_tokenizer(spec.files, settings.model)
     detokenizer = Detokenizer(tokenizer, outlet, settings.scheduler.stream_interval)
     settle_garbage()

@@ -311,7 +311,7 @@ class Engine:
         self._processes.start()
         from bough.launch.client_end import Link
 
-        self._link = link = Link(self._processes.addresses)
+        self._link = link = Link(self._processes.addresses, **self._processes.of_hosts)
         at_last.callback(link.close)
         self._cleanup.callback(link.send_shutdown)
         self._cleanup.callback(supervisor.expect_endings)

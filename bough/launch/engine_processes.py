@@ -7,26 +7,18 @@ the server beside its event loop.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import shutil
-import stat
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from bough.core.custom_code import load_dill
 from bough.core.errors import BoughError, SettingsError
-from bough.core.files import SHARED
 from bough.core.settings import Settings
 from bough.launch.disaggregation import check_disaggregation
 from bough.launch.head import Head
 from bough.launch.nodes import check_nodes
 from bough.launch.parts import check_adapters, check_media, check_model, check_ranks, open_tokenizer
-from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, Role
+from bough.launch.socket_folders import open_socket_folder
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, replica_specs
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import find_files
 from bough.messages.channels import Addresses
@@ -35,9 +27,6 @@ from bough.tokenizer.chat_template import given_template, template_defaults
 
 if TYPE_CHECKING:
     from bough.tokenizer.tokenizer import Tokenizer
-
-FOLDER_PREFIX = "bough-"
-FOLDER_NAME = re.compile(rf"{FOLDER_PREFIX}(\d{{1,9}})-\w+")  # its owner: one that was killed could not remove it
 
 
 class EngineProcesses:
@@ -92,23 +81,28 @@ class EngineProcesses:
         self._head = None
         if parallel.nnodes > 1:
             self._head = Head(settings, self.files, cleanup)
-            self.addresses = [self._head.place(*self.addresses)]
+            self._head.watch(self.supervisor)
+            place, several = self._head.place, parallel.groups > 1
+            self.addresses = self._head.place_groups(folder, clients) if several else [place(*self.addresses)]
         self.replica_limits: list[dict[str, Any]] = [{}]  # what each scheduler announced when it was ready
 
     def start(self) -> None:
-        if self._head is not None:
-            self._head.watch(self.supervisor)
-        self.supervisor.start([spec for number in range(len(self.addresses)) for spec in self._specs(number)])
+        self.supervisor.start([spec for number in self._here for spec in self._specs(number)])
+
+    @property
+    def of_hosts(self) -> dict[str, Any]:
+        """What clients need beside addresses where other hosts come to them."""
+        return {} if self._head is None else {"listeners": self._head.listeners, "cluster_key": self._head.key}
+
+    @property
+    def _here(self) -> range:
+        """The replicas of this host, which are the first ones."""
+        return range(-(-len(self.addresses) // self.settings.parallel.nnodes))
 
     def _specs(self, number: int) -> list[ChildSpec]:
         """The processes of one replica."""
-        flat, several = self.settings.to_flat(), len(self.addresses) > 1
-        here = self.settings.parallel.replica_ranks // self.settings.parallel.nnodes
-        roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
-        roles += [("executor", rank) for rank in range(1, here)]
-        place: dict[str, Any] = {"executor": self._executor, "dp_rank": number if several else None}
-        place["beside"] = tuple(each.scheduler for each in self.addresses if each != self.addresses[number])
-        specs = [ChildSpec(role, flat, self.addresses[number], self.files, rank=rank, **place) for role, rank in roles]
+        key = "" if self._head is None else self._head.key
+        specs = replica_specs(self.settings, self.addresses, number, self.files, self._executor, key)
         return specs if self._head is None else [self._head.equip(specs[0]), *specs[1:]]
 
     def open_tokenizer(self) -> Tokenizer | None:
@@ -122,8 +116,9 @@ class EngineProcesses:
 
     def wait_until_ready(self) -> None:
         ready = self.supervisor.wait_until_ready(self.settings.process.start_timeout_s)
-        specs = [self._specs(number) for number in range(len(self.addresses))]
-        self.replica_limits = [ready[first.title] for first, *_ in specs]
+        self.replica_limits = [ready[self._specs(number)[0].title] for number in self._here]
+        if len(self.addresses) > len(self._here) and self._head is not None:
+            self.replica_limits += self._head.announced()
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -148,20 +143,3 @@ class EngineProcesses:
             limits=self.limits,
             replica_limits=self.replica_limits,
         )
-
-
-def open_socket_folder(cleanup: contextlib.ExitStack) -> Path:
-    """A new folder, private to the user: a user who can open the sockets can use the engine. It goes with `cleanup`."""
-    sweep_dead_owners()
-    folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
-    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def sweep_dead_owners() -> None:
-    for path in (path for place in (tempfile.gettempdir(), SHARED) for path in Path(place).glob(f"{FOLDER_PREFIX}*")):
-        match = FOLDER_NAME.fullmatch(path.name)
-        with contextlib.suppress(OSError):  # another engine has just swept it
-            ours = stat.S_ISDIR(path.lstat().st_mode) and path.lstat().st_uid == os.getuid()
-            if match and ours and not psutil.pid_exists(int(match[1])):
-                shutil.rmtree(path, ignore_errors=True)

@@ -4,15 +4,20 @@ import asyncio
 import contextlib
 import threading
 from dataclasses import replace
+from typing import Any
 
+import zmq
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from bough.core.settings import Settings
-from bough.launch.nodes import NodeLink
-from bough.launch.spec import MODEL_EXECUTOR, ChildSpec
+from bough.launch.nodes import LINGER_MS, NodeLink
+from bough.launch.socket_folders import open_socket_folder
+from bough.launch.spec import MODEL_EXECUTOR, ChildSpec, of_groups, replica_specs
 from bough.launch.supervisor import Supervisor
-from bough.loader.locate import find_files
+from bough.loader.locate import ModelFiles, find_files
+from bough.messages.channels import Sender, listen_at, own_address
+from bough.messages.requests import Shutdown
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front
 from bough.server.http import HttpServer, open_listener
@@ -26,15 +31,45 @@ def run_node(settings: Settings, key: str, executor: str = MODEL_EXECUTOR, front
     with contextlib.ExitStack() as cleanup:
         link = NodeLink(settings, key)
         cleanup.callback(link.close)
-        addresses = link.join(files)
         supervisor = Supervisor()
         cleanup.callback(supervisor.close)
-        first, flat = parallel.node_rank * parallel.ranks_per_node, settings.to_flat()
-        spec = ChildSpec("executor", flat, addresses, files, executor=executor, cluster_key=key)
-        supervisor.start([replace(spec, rank=first + rank) for rank in range(parallel.ranks_per_node)])
+        if parallel.groups > 1:
+            specs = _specs_of_groups(settings, files, key, executor, link, cleanup)
+            supervisor.follows = True
+        else:
+            first, flat = parallel.node_rank * parallel.ranks_per_node, settings.to_flat()
+            spec = ChildSpec("executor", flat, link.join(files), files, executor=executor, cluster_key=key)
+            specs = [replace(spec, rank=first + rank) for rank in range(parallel.ranks_per_node)]
+        supervisor.start(specs)
         link.follow(supervisor, lambda: None if front is None else front.open(_tell_health))
     if supervisor.error is not None:
         raise supervisor.error
+
+
+def _specs_of_groups(
+    settings: Settings, files: ModelFiles, key: str, executor: str, link: NodeLink, cleanup: contextlib.ExitStack
+) -> list[ChildSpec]:
+    """Joins the first host, and says what this host's attention groups are made of."""
+    parallel = settings.parallel
+    host, here = own_address(parallel.dist_init_addr or ""), parallel.groups // parallel.nnodes
+    listeners = dict(listen_at(host) for _ in range(here))
+    for listener in listeners.values():
+        cleanup.callback(listener.close)
+    numbers = range(parallel.node_rank * here, (parallel.node_rank + 1) * here)
+    replicas = of_groups(open_socket_folder(cleanup), link.join(files, tuple(listeners)), numbers, parallel)
+    cleanup.callback(_end_detokenizers, [replicas[number].detokenizer for number in numbers])
+    specs: list[ChildSpec] = []
+    for number in numbers:
+        scheduler, *others = replica_specs(settings, replicas, number, files, executor, key)
+        way = scheduler.addresses.scheduler
+        specs += [replace(scheduler, listeners={way: listeners[way].fileno()}), *others]
+    return specs
+
+
+def _end_detokenizers(addresses: list[str]) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    Sender(context, *addresses).send(Shutdown())
+    context.destroy(linger=LINGER_MS)
 
 
 def serve_health(settings: Settings) -> Front:

@@ -36,6 +36,11 @@ REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROT
 class Join(msgspec.Struct, frozen=True, tag=True):
     node: int
     facts: dict[str, Any]  # what must be the same on all hosts
+    schedulers: tuple[str, ...] = ()  # of its attention groups
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    announced: list[dict[str, Any]]  # by the schedulers of its attention groups
 
 
 class Placed(msgspec.Struct, frozen=True, tag=True):
@@ -51,7 +56,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
         return known(f"{who} has ended: {self.reason}")
 
 
-Message = Join | Placed | Ended
+Message = Join | Ready | Placed | Ended
 encode = msgspec.msgpack.encode
 decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)  # what it raises for a frame of another version
@@ -64,9 +69,12 @@ def check_nodes(parallel: ParallelSettings) -> None:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with several hosts, say how many (--nnodes).")
     if parallel.node_rank >= nodes:
         raise SettingsError(f"--node-rank {parallel.node_rank}: with --nnodes {nodes} they are 0 to {nodes - 1}.")
-    if nodes > 1 and parallel.dp_size > 1:
-        why = "schedulers, also those of --enable-dp-attention, are only on the first"
+    if nodes > 1 and parallel.dp_size > 1 and not parallel.enable_dp_attention:
+        why = "replicas need nothing of each other"
         raise SettingsError(f"--dp-size is for one host, because {why}: run a server on each, behind `bough gateway`.")
+    if parallel.groups > 1 and parallel.groups % nodes:
+        text = f"--nnodes {nodes}: each of the {parallel.groups} groups of --enable-dp-attention is on one host"
+        raise SettingsError(f"{text}; use a --dp-size that is a multiple of {nodes}.")
     if parallel.ranks % nodes:
         raise SettingsError(f"--nnodes {nodes}: --tp-size times --pp-size ({parallel.ranks}) cannot be spread evenly.")
     if parallel.on_ray and (nodes == 1 or parallel.node_rank or parallel.dist_init_addr):
@@ -100,8 +108,9 @@ class NodeLink:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | REFUSED)
         self._socket.connect(f"{TCP}{self._where}")  # again and again, until the first host listens
 
-    def join(self, files: ModelFiles) -> Addresses:
-        self._socket.send(encode(Join(self._settings.parallel.node_rank, facts_of(self._settings, files))))
+    def join(self, files: ModelFiles, schedulers: tuple[str, ...] = ()) -> Addresses:
+        facts = facts_of(self._settings, files)
+        self._socket.send(encode(Join(self._settings.parallel.node_rank, facts, schedulers)))
         deadline = time.monotonic() + self._settings.process.start_timeout_s
         log.info("joining the first host at %s", self._where)
         while time.monotonic() < deadline:
@@ -114,10 +123,14 @@ class NodeLink:
 
     def follow(self, supervisor: Supervisor, on_ready: Callable[[], None]) -> None:
         """Until one side ends; the other is told."""
+        told_ready = False
         try:
             while supervisor.error is None:
-                if all(child.ready is not None for child in supervisor.children):
+                if not told_ready and all(child.ready is not None for child in supervisor.children):
+                    of_schedulers = [child.ready for child in supervisor.children if child.role == "scheduler"]
+                    self._socket.send(encode(Ready([each or {} for each in of_schedulers])))
                     on_ready()
+                    told_ready = True
                 end = self._next()
                 if isinstance(end, Ended):
                     supervisor.fail(end.error("The first host")) if end.reason else supervisor.expect_endings()

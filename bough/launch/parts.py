@@ -117,8 +117,8 @@ def check_adapters(settings: Settings) -> None:
         raise SettingsError(f"--lora-resolver: {resolver} is no folder; make it, or name another.")
     alone = parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
     if settings.lora.enable_lora and not alone:
-        others = "--enable-dp-attention and draft models"
-        raise SettingsError(f"--enable-lora: one model does all of a request; leave out {others}.")
+        others = "--enable-dp-attention, draft models and --simulate-tp"
+        raise SettingsError(f"--enable-lora: all ranks that compute a token must know its adapter; leave out {others}.")
 
 
 def check_ranks(files: ModelFiles, settings: Settings) -> None:

@@ -41,7 +41,8 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
         leader.host = own_memory(leader.limits(), settings, group)
         loaded = replace(loaded, executor=leader, host=leader.host)
     if parallel.groups > 1:
-        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, Sender(context, *spec.beside).send))
+        tell = Sender(context, *spec.beside, key=spec.cluster_key).send
+        loaded = replace(loaded, executor=LockstepExecutor(loaded.executor, group, tell))
     return loaded
 
 

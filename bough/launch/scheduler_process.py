@@ -91,9 +91,10 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
     context: zmq.Context[Any] = zmq.Context()
-    receiver: Receiver[Any] = Receiver(context, spec.addresses.scheduler, ToScheduler | JoinStep, Garbled)
+    addresses, ways, key = spec.addresses, spec.listeners, spec.cluster_key
+    receiver: Receiver[Any] = Receiver(context, addresses.scheduler, ToScheduler | JoinStep, Garbled, None, ways, key)
     inbox: Inbox = receiver
-    outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))
+    outbox = ChannelOutbox(Sender(context, addresses.detokenizer), ClientSenders(context, addresses, key))
 
     events = None
     if settings.memory.kv_events_config is not None:

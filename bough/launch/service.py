@@ -221,7 +221,7 @@ class MainServer(Serving):
         folders = cleanup.enter_context(contextlib.ExitStack())
         clients = settings.server.tokenizer_worker_num
         processes = await in_thread(lambda: EngineProcesses(settings, folders, clients, self._executor))
-        end = ClientEnd(processes.addresses)
+        end = ClientEnd(processes.addresses, **processes.of_hosts)
 
         def on_death(error: EngineDeadError) -> None:
             if self._ready:  # else `wait_until_ready` raises the child's own error
@@ -259,11 +259,11 @@ class MainServer(Serving):
         if self._shared_listener is None:
             return
         flat = self._settings.to_flat()
-        fd, ways = self._shared_listener.fileno(), processes.addresses
+        fd, ways, more = self._shared_listener.fileno(), processes.addresses, processes.of_hosts
         numbers = range(1, self._settings.server.tokenizer_worker_num)
         processes.supervisor.start(
             [
-                ChildSpec("server", flat, ways[0], processes.files, ServerSpec(n, fd, model, tuple(ways)))
+                ChildSpec("server", flat, ways[0], processes.files, ServerSpec(n, fd, model, tuple(ways)), **more)
                 for n in numbers
             ]
         )
@@ -286,7 +286,7 @@ class TokenizerWorker(Serving):
         self._files = spec.files
         self._model = server.model
         self._announce = announce
-        self._end = ClientEnd(server.replicas, server.number)
+        self._end = ClientEnd(server.replicas, server.number, spec.listeners, spec.cluster_key)
         self.ended = threading.Event()
 
     def lose_parent(self, reason: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from bough.core.parallel_settings import ParallelSettings
 from bough.core.settings import Settings
 from bough.loader.locate import ModelFiles
 from bough.messages.channels import Addresses
@@ -58,3 +60,28 @@ class ChildSpec:
 
     def parse_settings(self) -> Settings:
         return Settings.from_flat(self.settings)
+
+
+def replica_specs(
+    settings: Settings, replicas: Sequence[Addresses], number: int, files: ModelFiles, executor: str, key: str = ""
+) -> list[ChildSpec]:
+    """The processes of one replica on this host, of those with these addresses; the scheduler comes first."""
+    parallel, own = settings.parallel, replicas[number]
+    here = parallel.replica_ranks if parallel.groups > 1 else parallel.replica_ranks // parallel.nnodes
+    roles: list[tuple[Role, int]] = [("scheduler", 0), ("detokenizer", 0)]
+    roles += [("executor", rank) for rank in range(1, here)]
+    dp_rank = number if len(replicas) > 1 else None
+    beside = tuple(each.scheduler for each in replicas if each != own)
+    more: dict[str, Any] = {"executor": executor, "dp_rank": dp_rank, "beside": beside, "cluster_key": key}
+    return [ChildSpec(role, settings.to_flat(), own, files, rank=rank, **more) for role, rank in roles]
+
+
+def of_groups(folder: Path, placed: Addresses, here: range, parallel: ParallelSettings) -> list[Addresses]:
+    """All attention groups as this host sees them, which has those with numbers in `here`. The rest end elsewhere."""
+    found = []
+    for number, scheduler in enumerate(placed.schedulers):
+        (own := folder / f"dp{number}").mkdir(exist_ok=True)
+        each = Addresses.in_folder(folder, 0, parallel.replica_ranks, own)
+        text = each.detokenizer if number in here else ""
+        found.append(replace(each, scheduler=scheduler, detokenizer=text, clients=placed.clients, store=placed.store))
+    return found

@@ -118,6 +118,7 @@ class Supervisor:
         self.on_loss: Callable[[int, EngineDeadError], None] = lambda dp_rank, error: None
         self._changed = threading.Condition()
         self._closing = False
+        self.follows = False  # the children serve the client of another host, which ends them
         self.at_end: Callable[[str], None] = lambda reason: None  # told once, before the children end; "": in order
         self.error: BoughError | None = None  # why the engine has ended, if a child has ended it
         self.children: list[Child] = []
@@ -190,7 +191,8 @@ class Supervisor:
         with self._changed:
             if child.kind == RankLostError.__name__:
                 self._changed.wait_for(lambda: self._closing or child.dismissed, REASON_S)
-            left_in_order = child.role == "executor" and not code  # its leader told it so, and is ending itself
+            # Who told it so is ending itself: its leader, or the client on the first host.
+            left_in_order = not code and (child.role == "executor" or self.follows)
         if not left_in_order:
             self._lose(child, child.describe_end(code))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket as sockets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ class Addresses:
     ranks: tuple[str, ...] = ()  # of the executors beside the scheduler's own; on other hosts tcp://
     results: str = ""  # of steps, from the last stage of a pipeline
     store: str = ""  # where all ranks meet when they are on several hosts
+    home: str = ""  # the folder where all clients and replicas of this host meet
+    schedulers: tuple[str, ...] = ()  # of all attention groups, where these are on several hosts
 
     @classmethod
     def in_folder(cls, folder: Path, clients: int = 1, ranks: int = 1, own: Path | None = None) -> Addresses:
@@ -44,23 +47,37 @@ class Addresses:
         own = own or folder
         scheduler, detokenizer, results = (f"ipc://{own}/{name}" for name in ("scheduler", "detokenizer", "results"))
         ways = tuple(f"ipc://{folder}/client{number}" for number in range(clients))
-        return cls(scheduler, detokenizer, ways, tuple(f"ipc://{own}/rank{rank}" for rank in range(1, ranks)), results)
+        others = tuple(f"ipc://{own}/rank{rank}" for rank in range(1, ranks))
+        return cls(scheduler, detokenizer, ways, others, results, home=str(folder))
 
     @property
     def folder(self) -> Path:
         """Where the ranks meet."""
         return Path(self.scheduler.removeprefix("ipc://")).parent
 
-    @property
-    def shared_folder(self) -> Path:
-        """Where all clients and replicas of the engine meet."""
-        return Path(self.clients[0].removeprefix("ipc://")).parent
-
 
 def split_address(address: str) -> tuple[str, int]:
     """HOST and PORT of `HOST:PORT` or `[HOST]:PORT`, behind tcp:// or not."""
     host, _, port = address.removeprefix(TCP).rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def own_address(address: str) -> str:
+    """The one from which this host reaches another; no packet is sent."""
+    family, kind, protocol, _, target = sockets.getaddrinfo(*split_address(address), type=sockets.SOCK_DGRAM)[0]
+    with sockets.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0]).removeprefix("::ffff:")  # as ZeroMQ writes addresses of IPv4
+
+
+def listen_at(host: str) -> tuple[str, sockets.socket]:
+    """A free port of this host: its address, and what listens there."""
+    listener = sockets.create_server((host, 0), family=sockets.AF_INET6 if ":" in host else sockets.AF_INET)
+    return tcp_url(host, listener.getsockname()[1]), listener
+
+
+def tcp_url(host: str, port: int) -> str:
+    return TCP + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 def cluster_key() -> str:
@@ -130,8 +147,8 @@ class ClientSenders(list[Sender]):
     """The ways to an engine's clients. The number of a client stands in the upper bits of the handles and calls that it
     gives out, so an answer finds its way by the number it answers to."""
 
-    def __init__(self, context: zmq.Context[Any], addresses: Addresses) -> None:
-        super().__init__(Sender(context, address) for address in addresses.clients)
+    def __init__(self, context: zmq.Context[Any], addresses: Addresses, key: str = "") -> None:
+        super().__init__(Sender(context, address, key=key) for address in addresses.clients)
 
     def reply(self, message: Reply) -> None:
         self[client_of(message.call)].send(message)

@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bough.launch.engine_processes import EngineProcesses
 from bough.launch.head import Head
 from bough.launch.nodes import NodeLink, check_nodes, facts_of
 from bough.launch.ray_nodes import RayNodes
+from bough.launch.spec import of_groups, replica_specs
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles, fingerprint
 from bough.messages.channels import Addresses, split_address
@@ -64,12 +66,13 @@ class Deaths:
 
 
 class FirstHost:
-    def __init__(self, files: ModelFiles, cleanup: contextlib.ExitStack, **settings: Any) -> None:
+    def __init__(self, files: ModelFiles, cleanup: contextlib.ExitStack, placed: bool = True, **settings: Any) -> None:
         parallel = {"tp_size": 4, "nnodes": 2, "dist_init_addr": f"{LOOPBACK}:0", **settings}
         self.deaths = Deaths()
         head = self.head = Head(Settings.from_flat(parallel), files, cleanup)
-        self.addresses = head.place(Addresses.in_folder(files.folder, 1, parallel["tp_size"]))
-        head.watch(self.deaths.supervisor)
+        if placed:
+            self.addresses = head.place(Addresses.in_folder(files.folder, 1, parallel["tp_size"]))
+            head.watch(self.deaths.supervisor)
         endpoint = head._socket.getsockopt_string(nodes.zmq.LAST_ENDPOINT)
         self.settings = Settings.from_flat(
             parallel
@@ -222,6 +225,53 @@ def test_noise_on_the_port_disturbs_nobody(first: FirstHost, files: ModelFiles) 
     assert first.deaths.supervisor.error is None
 
 
+GROUPS = {"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}
+
+
+def grouped(files: ModelFiles, cleanup: contextlib.ExitStack, **settings: Any) -> FirstHost:
+    return FirstHost(files, cleanup, placed=False, **GROUPS, **settings)
+
+
+def test_attention_groups_are_placed_when_their_hosts_say_where_they_are(
+    files: ModelFiles, cleanup: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    first, (there, elsewhere) = grouped(files, cleanup), (tmp_path / "there", tmp_path / "elsewhere")
+    there.mkdir()
+    elsewhere.mkdir()
+    first.head.watch(first.deaths.supervisor)
+    link, far = first.link(), ("tcp://10.0.0.2:4711", "tcp://10.0.0.2:4712")
+    with ThreadPoolExecutor(1) as threads:
+        placing = threads.submit(first.head.place_groups, there, 2)
+        told = link.join(files, far)
+        here = placing.result(PATIENCE_S)
+    assert [each.scheduler for each in here] == list(told.schedulers) and told.schedulers[2:] == far
+    assert [bool(each.detokenizer) for each in here] == [True, True, False, False]  # others end their own
+    assert all(each.clients == told.clients and each.store == told.store for each in here)
+    assert {*told.clients, told.store, *told.schedulers[:2]} == set(first.head.listeners)
+    beyond = of_groups(elsewhere, told, range(2, 4), first.settings.parallel)
+    assert [each.scheduler for each in beyond] == list(told.schedulers)
+    assert all(str(elsewhere) in each.detokenizer for each in beyond[2:])
+    # Of a scheduler's messages, only its own way in may be listened at by it; it connects to all others.
+    specs = [replica_specs(first.settings, here, number, files, "x:y")[0] for number in (0, 1)]
+    equipped = [set(first.head.equip(spec).listeners) for spec in specs]
+    assert equipped == [{here[0].scheduler, told.store}, {here[1].scheduler}]
+    _, following = follow(link)
+    assert first.head.announced() == []  # it has no children here, so all are ready
+    first.deaths.supervisor.expect_endings()
+    following.join(PATIENCE_S)
+    assert not following.is_alive()
+
+
+def test_a_host_of_attention_groups_that_does_not_come_is_an_error(
+    files: ModelFiles, cleanup: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    first = grouped(files, cleanup, start_timeout_s=1.0)
+    first.head.watch(first.deaths.supervisor)
+    with pytest.raises(EngineDeadError, match=r"1 of 1 other hosts did not come in time \(1 s, --start-timeout-s\)"):
+        first.head.place_groups(tmp_path, 1)
+    assert "did not come in time" in first.deaths.wait()
+
+
 def test_another_host_than_the_first_has_no_engine(cleanup: contextlib.ExitStack) -> None:
     there = {"nnodes": 2, "tp_size": 2, "node_rank": 1, "dist_init_addr": "a:1"}
     with pytest.raises(SettingsError, match="start the others with `bough serve --node-rank N`"):
@@ -257,8 +307,8 @@ def test_an_address_of_another_machine_is_refused(files: ModelFiles, cleanup: co
         ({"node_rank": 1}, "--node-rank 1: with several hosts, say how many"),
         ({"nnodes": 2, "tp_size": 2, "dp_size": 2}, "--dp-size is for one host"),
         (
-            {"nnodes": 2, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
-            "schedulers, also those of --enable-dp-attention, are only on the first: run a server on each",
+            {"nnodes": 2, "tp_size": 6, "dp_size": 3, "enable_dp_attention": True},
+            "each of the 3 groups of --enable-dp-attention is on one host; use a --dp-size that is a multiple of 2",
         ),
         ({"nnodes": 2, "tp_size": 3}, "\\(3\\) cannot be spread evenly"),
         ({"nnodes": 2, "tp_size": 2}, "needs --dist-init-addr HOST:PORT"),

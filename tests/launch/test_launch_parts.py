@@ -140,6 +140,7 @@ def test_paths_of_adapters_that_cannot_be_read(given: str) -> None:
         ({"lora_resolver": "."}, "--lora-resolver needs --enable-lora"),
         ({"lora_resolver": "absent", "enable_lora": True}, "absent is no folder"),
         ({"enable_lora": True, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"enable_lora": True, "simulate_tp": 2}, "--simulate-tp"),
     ],
 )
 def test_adapters_that_cannot_be_had(flags: dict[str, Any], text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.launch.engine_processes import open_socket_folder
+from bough.launch.socket_folders import open_socket_folder
 
 
 @pytest.fixture

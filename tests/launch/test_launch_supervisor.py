@@ -130,6 +130,25 @@ class FakeChild:
         return f"The {self.title} process ended with exit code {code}."
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_scheduler_that_leaves_in_order_has_died_unless_another_host_told_it_to(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follows: bool
+) -> None:
+    class Leaving(FakeChild):
+        def listen(self, on_ready: Any) -> int:
+            return 1 - super().listen(on_ready)
+
+    monkeypatch.setattr(module, "Child", Leaving)
+    supervisor, ended = Supervisor(), threading.Event()
+    supervisor.follows, supervisor.on_death = follows, lambda error: ended.set()
+    supervisor.start(specs(tiny_model, tmp_path))
+    supervisor.children[0].end_now()
+    for thread in threading.enumerate():
+        if thread.name == "watch-scheduler":
+            thread.join(60.0)
+    assert ended.is_set() != follows
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_replica_ends_alone_and_the_last_one_ends_the_engine(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool

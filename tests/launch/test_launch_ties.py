@@ -24,7 +24,7 @@ def test_processes_are_told_to_leave_where_there_is_a_way(
     parts, endings = Mock(), list[str]()
     for name in ("supervisor.close", "supervisor.expect_endings", "link.send_shutdown", "link.close"):
         parts.configure_mock(**{f"{name}.side_effect": lambda name=name: endings.append(name)})
-    processes: Any = Mock(supervisor=parts.supervisor)
+    processes: Any = Mock(supervisor=parts.supervisor, of_hosts={})
     getattr(parts.link if failing == "open" else processes, failing).side_effect = KeyboardInterrupt
     monkeypatch.setattr(engine, "EngineProcesses", lambda settings, cleanup: processes)
     monkeypatch.setattr(client_end, "Link", lambda addresses: parts.link)

@@ -13,7 +13,7 @@ import zmq
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop, finish_to_dict
 from bough.messages import channels
-from bough.messages.channels import Addresses, Receiver, Sender
+from bough.messages.channels import Addresses, Receiver, Sender, listen_at, own_address
 from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Started, StepOutput, ToClient, ToDetokenizer
 from bough.messages.requests import Abort, FlushCache, Garbled, Generate, ToScheduler
 from tests.fakes.boxes import generate
@@ -144,3 +144,10 @@ def test_finish_reasons_have_sglangs_form() -> None:
         "status_code": 400,
         "err_type": "E",
     }
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:80", "tcp://[::ffff:127.0.0.1]:80"])
+def test_a_host_listens_where_another_reaches_it(where: str) -> None:
+    address, listener = listen_at(own_address(where))
+    with listener:
+        assert address == f"tcp://127.0.0.1:{listener.getsockname()[1]}"

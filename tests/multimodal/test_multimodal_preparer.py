@@ -22,8 +22,8 @@ from bough.core.errors import RequestError, SettingsError
 from bough.core.files import SHARED
 from bough.core.media import Feature, MediaSource
 from bough.core.settings import MediaSettings, Settings
-from bough.launch.engine_processes import sweep_dead_owners
 from bough.launch.parts import attach_media, check_media
+from bough.launch.socket_folders import sweep_dead_owners
 from bough.loader.locate import ModelFiles
 from bough.messages.requests import Generate
 from bough.multimodal.families import Prepared, Task

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.fakes.checkpoints import write_checkpoint
-from tests.fakes.ranks import LLAMA
+from tests.fakes.ranks import LLAMA, MODELS
 from tests.parity.engines import LocalEngine
 from tests.system.hosts import KEY, PATIENCE_S, Host, Node, two_hosts
 from tests.system.sockets import tree_of
@@ -62,8 +62,8 @@ def start(hosts: list[Host]) -> Iterator[Callable[..., Node]]:
         yield serve
 
 
-def tokens_of(node: Node, prompt: list[int]) -> list[int]:
-    answer = node.call("/generate", input_ids=prompt, sampling_params=GREEDY)
+def tokens_of(node: Node, prompt: list[int], **fields: Any) -> list[int]:
+    answer = node.call("/generate", input_ids=prompt, sampling_params=GREEDY, **fields)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["output_ids"])
 
@@ -103,6 +103,66 @@ def test_two_hosts_give_the_tokens_of_one_rank_and_end_in_order(
         assert not psutil.wait_procs(tree[1:], timeout=PATIENCE_S)[1]
 
 
+GROUPS = {"dp_size": 2, "enable_dp_attention": True}
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / "latent"
+    write_checkpoint(path, 3, **MODELS["latent"])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("split", "ranks"),
+    [
+        pytest.param({"tp_size": 2, "tokenizer_worker_num": 2}, [], id="one rank each"),
+        pytest.param({"tp_size": 4, "dp_size": 4}, [], id="two groups each", marks=pytest.mark.long),
+        pytest.param(
+            {"tp_size": 4, "ep_size": 4, "moe_a2a_backend": "torch", "check_ranks": True},
+            ["TP1"],
+            id="two ranks each",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_attention_groups_on_two_hosts_give_the_tokens_of_one_rank_and_end_in_order(
+    start: Callable[..., Node], latent: Path, split: dict[str, Any], ranks: list[str]
+) -> None:
+    flags = {"device": "cpu", "cpu_threads": 1, "attention_backend": "torch", "max_total_tokens": 1200}
+    engine = LocalEngine(latent, new=GREEDY["max_new_tokens"], **flags)
+    expected = [tokens for tokens, _ in engine.ask(*PROMPTS)]
+    # A group keeps the tokens of few prompts at once.
+    few = {"schedule_conservativeness": 0.0, "max_total_tokens": 120}
+    groups = split.get("dp_size", 2)
+    nodes = [start(number, latent, **(GROUPS | split), **few) for number in (1, 0)][::-1]
+    for node in nodes:
+        node.wait_ready()
+    for rank in reversed(range(groups)):  # while the others have nothing to do
+        assert tokens_of(nodes[0], PROMPTS[1], routed_dp_rank=rank) == expected[1]
+    with ThreadPoolExecutor(groups * len(PROMPTS)) as threads:
+        all_ranks = [(prompt, rank) for prompt in PROMPTS for rank in range(groups)]
+        found = list(threads.map(lambda asked: tokens_of(nodes[0], asked[0], routed_dp_rank=asked[1]), all_ranks))
+    assert found == [tokens for tokens in expected for _ in range(groups)]
+    state = nodes[0].call("/server_info").json()
+    assert [each["dp_rank"] for each in state["internal_states"]] == list(range(groups))
+    assert all(each["num_retractions"] > 0 for each in state["internal_states"])
+    assert [each["max_total_num_tokens"] for each in state["internal_states"]] == [120] * groups
+    processes = [tree_of(node.process.pid) for node in nodes]
+    for number, tree in enumerate(processes):
+        own = [f" DP{group}" for group in range(number * groups // 2, (number + 1) * groups // 2)]
+        wanted = [f"bough::{role}{group}" for group in own for role in ("detokenizer", "scheduler")]
+        wanted += [f"bough::executor{group} {rank}" for group in own for rank in ranks]
+        titles = [" ".join(each.cmdline()).strip() for each in tree[1:]]
+        assert sorted(each for each in titles if "server" not in each) == sorted(wanted)
+        assert not [each for each in tree if KEY in " ".join(each.cmdline())]
+    nodes[0].process.send_signal(signal.SIGTERM)
+    for node, tree in zip(nodes, processes, strict=True):
+        code, log = node.wait()
+        assert code == 0 and KEY not in log and "did not leave by itself" not in log, log
+        assert not psutil.wait_procs(tree[1:], timeout=PATIENCE_S)[1]
+
+
 KILLS: dict[str, tuple[int, str, str]] = {  # on which host, which process, and what the other host says
     "another host's rank": (1, "executor TP1", "Node 1 has ended: The executor TP1 process (pid "),
     "another host": (1, "", "Node 1 has gone: its connection has ended."),
@@ -111,15 +171,22 @@ KILLS: dict[str, tuple[int, str, str]] = {  # on which host, which process, and 
 }
 
 
-ALSO = ("another host", "the scheduler")  # found in the ways of the other two
+GROUP_KILLS: dict[str, tuple[int, str, str]] = {
+    "another host's scheduler": (1, "scheduler DP1", "Node 1 has ended: The scheduler DP1 process (pid "),
+    "another host's detokenizer": (1, "detokenizer DP1", "Node 1 has ended: The detokenizer DP1 process (pid "),
+    "the first group's scheduler": (0, "scheduler DP0", "The first host has ended: The scheduler DP0 process (pid "),
+}
+# Found in the ways of the others.
+ALSO = ("another host", "the scheduler", "another host's detokenizer", "the first group's scheduler")
 
 
 @pytest.mark.parametrize(
-    "victim", [pytest.param(each, marks=pytest.mark.long if each in ALSO else ()) for each in KILLS]
+    "victim", [pytest.param(each, marks=pytest.mark.long if each in ALSO else ()) for each in (*KILLS, *GROUP_KILLS)]
 )
 def test_a_death_ends_both_hosts_with_the_reason(start: Callable[..., Node], model: Path, victim: str) -> None:
-    number, title, said = KILLS[victim]
-    nodes = [start(number, model) for number in (0, 1)]
+    number, title, said = (KILLS | GROUP_KILLS)[victim]
+    flags: dict[str, Any] = GROUPS if victim in GROUP_KILLS else {}
+    nodes = [start(number, model, **flags) for number in (0, 1)]
     for node in nodes:
         node.wait_ready()
     trees = [each for node in nodes for each in tree_of(node.process.pid)]

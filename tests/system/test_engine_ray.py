@@ -117,6 +117,23 @@ def test_an_engine_that_is_closed_leaves_the_cluster_and_its_callers_connection_
         assert ray.is_initialized() and set(placements()) == {"REMOVED"}
 
 
+@pytest.mark.long
+def test_ray_places_attention_groups_whose_scheduler_is_missed(cluster: Any, worker: Any, model: Path) -> None:
+    alone = LocalEngine(model, new=24, device="cpu", cpu_threads=1, attention_backend="torch", max_total_tokens=600)
+    ((expected, _),) = alone.ask([5, 6, 7, 8])
+    with Engine(model, **ON_RAY, dp_size=2, enable_dp_attention=True) as engine:
+        placed = ranks()
+        assert set(placed) == {"bough::scheduler DP1", "bough::detokenizer DP1"}
+        for rank in (1, 0):
+            output = engine.generate(input_ids=[5, 6, 7, 8], sampling_params=GREEDY, routed_dp_rank=rank)
+            assert output["output_ids"] == expected and output["meta_info"]["dp_rank"] == rank
+        placed["bough::scheduler DP1"].kill()
+        generate_until_it_dies(
+            engine, r"Node 1 has ended: The scheduler DP1 process \(pid \d+\) was killed by SIGKILL\."
+        )
+    wait_gone([*placed.values()])
+
+
 KILLS = {  # and what callers are told
     "the rank": r"Node 1 has ended: The executor TP1 process \(pid \d+\) was killed by SIGKILL\.",
     "the actor": r"Node 1 has (gone|ended)",

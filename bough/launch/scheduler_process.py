@@ -136,11 +136,12 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     tier = None
     way_out: Outbox = outbox
     if settings.memory.hicache_storage_backend is not None:
-        from bough.storage.tier import open_tier
+        from bough.storage.tier import StoreBehind, open_tier
 
         handover = tier = open_tier(limits, settings.memory, identity_of(spec, settings))
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
+        handover = handover if tier is None else StoreBehind(handover, tier)
     adapters = Adapters(loaded.executor if settings.lora.enable_lora else None, settings.lora)
     for given in adapter_paths(settings.lora.lora_paths):
         adapters.load(*given)

@@ -102,12 +102,12 @@ class DecodeSide(Side):
 
     # -- prefill engines -----------------------------------------------------------------------------------------------
 
-    def receive(self, peer: str, message: Any, payload: Buffer | None, now: float) -> None:
+    def receive(self, peer: str, message: Any, payload: Buffer | Future[Buffer] | None, now: float) -> None:
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
-        pages: Future[Buffer] | None = None
-        if payload is not None:
+        pages = payload if isinstance(payload, Future) else None
+        if payload is not None and pages is None:
             pages = Future()
             pages.set_result(payload)
         elif isinstance(message, Pages) and message.loan is not None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+THREADS = 4  # of ZeroMQ in a pair, whose pages they encrypt and copy
 COMPUTED_BY = (
     *("model_impl", "load_format", "dtype", "quantization", "context_length", "json_model_override_args"),
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "cpu_instruction_set"),
@@ -90,7 +91,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     began = time.monotonic()
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
-    context: zmq.Context[Any] = zmq.Context()
+    context: zmq.Context[Any] = zmq.Context(1 if settings.disaggregation.disaggregation_mode == "null" else THREADS)
     receiver: Receiver[Any] = Receiver(context, spec.addresses.scheduler, ToScheduler | JoinStep, Garbled)
     inbox: Inbox = receiver
     outbox = ChannelOutbox(Sender(context, spec.addresses.detokenizer), ClientSenders(context, spec.addresses))

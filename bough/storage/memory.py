@@ -39,12 +39,9 @@ class MemoryServer:
 
     def answer(self, operation: bytes, frames: list[Any]) -> list[Any]:
         match operation, frames:
-            case b"get", [key] if key.bytes in self._runs:
+            case b"get" | b"exists", [key] if key.bytes in self._runs:
                 self._runs[key.bytes] = self._runs.pop(key.bytes)
-                return self._runs[key.bytes]
-            case b"exists", [key] if key.bytes in self._runs:
-                self._runs[key.bytes] = self._runs.pop(key.bytes)
-                return [b"there"]
+                return self._runs[key.bytes] if operation == b"get" else [b"there"]
             case b"put", [key, header, run] if len(run) <= self._max_bytes:
                 self._drop(key.bytes)
                 while self._used + len(run) > self._max_bytes:

@@ -106,8 +106,10 @@ class DecodeSide(Side):
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
-        pages = payload if isinstance(payload, Future) else None
-        if payload is not None and pages is None:
+        pages: Future[Buffer] | None = None
+        if isinstance(payload, Future):
+            pages = payload
+        elif payload is not None:
             pages = Future()
             pages.set_result(payload)
         elif isinstance(message, Pages) and message.loan is not None:

@@ -102,12 +102,14 @@ class DecodeSide(Side):
 
     # -- prefill engines -----------------------------------------------------------------------------------------------
 
-    def receive(self, peer: str, message: Any, payload: Buffer | None, now: float) -> None:
+    def receive(self, peer: str, message: Any, payload: Buffer | Future[Buffer] | None, now: float) -> None:
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
         pages: Future[Buffer] | None = None
-        if payload is not None:
+        if isinstance(payload, Future):
+            pages = payload
+        elif payload is not None:
             pages = Future()
             pages.set_result(payload)
         elif isinstance(message, Pages) and message.loan is not None:

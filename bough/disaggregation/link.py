@@ -1,7 +1,8 @@
 """Carries messages between engines, over ZeroMQ, on the scheduler's thread: `PairInbox` waits for them as well.
 
 A prefill engine listens; a decode engine connects to as many as its requests name. ZeroMQ's own thread sends, and asks
-for signs of life, while a step runs. With the cluster's key nobody without it gets through.
+for signs of life, while a step runs. With the cluster's key nobody without it gets through. A decode engine has several
+connections to each prefill engine: pages come by the others, so that several threads encrypt and copy them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -34,6 +36,7 @@ from bough.scheduler.request import Request
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+LANES = 4  # connections for pages, beside that for messages
 WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
@@ -73,7 +76,8 @@ class Side(Handover):
         """Whether time must not pass unnoticed."""
         return bool(self._rooms)
 
-    def receive(self, peer: Any, message: Any, payload: Buffer | None, now: float) -> None:
+    def receive(self, peer: Any, message: Any, payload: Any, now: float) -> None:
+        """Of pages, the payload or its future."""
         raise NotImplementedError
 
     def lost(self, peer: str) -> None:
@@ -91,7 +95,9 @@ class Link:
         self.poller = zmq.Poller()
         self.requests: list[Generate] = []  # that other engines have brought
         self._decode = msgspec.msgpack.Decoder(union).decode
-        self._dealers: dict[str, tuple[zmq.Socket[Any], zmq.Socket[Any]]] = {}  # with their monitors
+        self._dealers: dict[str, list[tuple[zmq.Socket[Any], zmq.Socket[Any]]]] = {}  # with their monitors
+        self._payloads: dict[tuple[str, bytes], Future[Buffer]] = {}  # whose messages come apart from them
+        self._sent = 0
         self._apart: dict[str, float] = {}  # since when, of those without a connection
         self._router = None if listen is None else self._socket(zmq.ROUTER)
         if self._router is not None and listen is not None:
@@ -103,41 +109,66 @@ class Link:
 
     def send(self, peer: Any, message: Any, payload: Buffer | None = None) -> bool:
         """False: there is no such engine (any more)."""
-        frames: list[Any] = [msgspec.msgpack.encode(message), *([] if payload is None else [payload.data])]
+        frames: list[Any] = [msgspec.msgpack.encode(message)]
         try:
             if self._router is not None:
+                frames += [] if payload is None else self._send_apart(self._router, peer, payload)
                 self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=payload is None)
             else:
-                self._dealer(peer)[0].send_multipart(frames, zmq.NOBLOCK, copy=payload is None)
+                self._dealer(peer).send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True
+
+    def _send_apart(self, router: zmq.Socket[Any], peer: bytes, payload: Buffer) -> list[Any]:
+        """What its message has in its place: a stamp, or the payload itself, while there is no other connection."""
+        self._sent += 1
+        stamp = self._sent.to_bytes(8, "little")
+        try:
+            router.send_multipart([peer + bytes([self._sent % LANES]), stamp, payload.data], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            return [payload.data]
+        return [b"", stamp]
 
     def turn(self, side: Side) -> None:
         now = time.monotonic()
         if self._router is not None:
             for frames in _arrived(self._router):
                 self._take(side, frames[0].bytes, frames[1:], now)
-        for peer, (dealer, monitor) in list(self._dealers.items()):
-            for frames in _arrived(dealer):
-                self._take(side, peer, frames, now)
-            gone = now - self._apart.get(peer, now) > self._silence_s
-            while monitor.poll(0):
-                self._apart.pop(peer, None)
-                gone = recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
-            if gone:
+        for peer, lanes in list(self._dealers.items()):
+            gone = [now - self._apart.get(peer, now) > self._silence_s, *[False] * LANES]
+            for lane, (dealer, monitor) in enumerate(lanes):
+                for frames in _arrived(dealer):
+                    if lane:
+                        self._payload(peer, frames[0].bytes).set_result(np.frombuffer(frames[1].buffer, np.uint8))
+                    else:
+                        self._take(side, peer, frames, now)
+                while monitor.poll(0):
+                    self._apart.pop(peer, None)
+                    gone[lane] = recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+            if any(gone):
                 self._drop(peer)
                 side.lost(peer)
         side.tick(now)
 
     def _take(self, side: Side, peer: Any, frames: list[Any], now: float) -> None:
-        payload = np.frombuffer(frames[1].buffer, np.uint8) if len(frames) > 1 else None
+        payload: Buffer | Future[Buffer] | None = None
+        if len(frames) > 1:
+            apart = len(frames) > 2
+            payload = self._payload(peer, frames[2].bytes) if apart else np.frombuffer(frames[1].buffer, np.uint8)
         try:
             message = self._decode(frames[0].buffer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("a message of another engine cannot be read: %s", error)
         else:
             side.receive(peer, message, payload, now)
+
+    def _payload(self, peer: str, stamp: bytes) -> Future[Buffer]:
+        """Is asked twice: for the message and for the payload itself, whichever comes first."""
+        known = self._payloads.pop((peer, stamp), None)
+        if known is None:
+            known = self._payloads[peer, stamp] = Future()
+        return known
 
     def _socket(self, kind: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
@@ -153,22 +184,25 @@ class Link:
 
     def _drop(self, peer: str) -> None:
         """What it has not got, it will not get."""
-        dealer, monitor = self._dealers.pop(peer)
         self._apart.pop(peer, None)
-        for socket in (dealer, monitor):
-            self.poller.unregister(socket)
-        dealer.disable_monitor()
-        dealer.close(linger=0)
+        self._payloads = {key: payload for key, payload in self._payloads.items() if key[0] != peer}
+        for dealer, monitor in self._dealers.pop(peer):
+            for socket in (dealer, monitor):
+                self.poller.unregister(socket)
+            dealer.disable_monitor()
+            dealer.close(linger=0)
 
-    def _dealer(self, peer: str) -> tuple[zmq.Socket[Any], zmq.Socket[Any]]:
+    def _dealer(self, peer: str) -> zmq.Socket[Any]:
         if peer not in self._dealers:
-            dealer = self._socket(zmq.DEALER)
-            dealer.setsockopt(zmq.ROUTING_ID, uuid.uuid4().hex.encode())
-            monitor = dealer.get_monitor_socket(WATCHED)
-            self.poller.register(monitor, zmq.POLLIN)
-            self._dealers[peer], self._apart[peer] = (dealer, monitor), time.monotonic()
-            dealer.connect(f"{TCP}{peer}")
-        return self._dealers[peer]
+            self._dealers[peer], self._apart[peer], name = [], time.monotonic(), uuid.uuid4().hex.encode()
+            for own in (name, *(name + bytes([lane]) for lane in range(LANES))):
+                dealer = self._socket(zmq.DEALER)
+                dealer.setsockopt(zmq.ROUTING_ID, own)
+                monitor = dealer.get_monitor_socket(WATCHED)
+                self.poller.register(monitor, zmq.POLLIN)
+                self._dealers[peer].append((dealer, monitor))
+                dealer.connect(f"{TCP}{peer}")
+        return self._dealers[peer][0][0]
 
 
 def _arrived(socket: zmq.Socket[Any]) -> list[list[Any]]:

@@ -7,7 +7,7 @@ the detokenizer, which does not hear of requests that decode engines have brough
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from bough.scheduler.assembly import Chunk, PlannedStep
 from bough.scheduler.handover import Passing
 from bough.scheduler.request import Request
 
+PIECE_BYTES = 16 << 20
 FOREIGN = 1 << 14  # the client number of requests that decode engines bring
 OTHER_PROMPT = "The two engines have got different prompts, or adapters, for one bootstrap_room."
 
@@ -191,11 +192,26 @@ class PrefillSide(Side):
         if isinstance(message, Pages) and message.loan is not None and content is not None:
             until_s = self._clock() + self._settings.disaggregation_transfer_timeout_s
             self._lent[message.loan.stamp], content = (until_s, room, content), None
-        if room.claim is not None:  # else nobody waits for it yet
-            self._link.send(room.peer, message, content)
+        for piece, body in self._pieces(message, content) if room.claim is not None else ():  # else nobody waits for it
+            self._link.send(room.peer, piece, body)
         if isinstance(message, Failed) or (isinstance(message, Done) and not message.more):
             del self._rooms[room.number]
             self.counts["failed_transfers" if isinstance(message, Failed) else "transfers"] += 1
+
+    def _pieces(self, message: Any, content: Buffer | None) -> Iterator[tuple[Any, Buffer | None]]:
+        """Pages that go over connections: of full attention by so many bytes that all connections have some."""
+        if not isinstance(message, Pages) or content is None:
+            yield message, None
+            return
+        at = 0
+        for part in message.parts:
+            width = self._limits.copied_bytes(part.group)
+            step = part.count if part.group else max(1, PIECE_BYTES // max(1, width))
+            for first in range(0, part.count, step):
+                piece = Part(part.group, part.first + first, min(step, part.count - first))
+                size = piece.count * width
+                yield msgspec.structs.replace(message, parts=[piece], size=size), content[at : at + size]
+                at += size
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from bough.core.errors import SettingsError
 from bough.core.settings import Settings
 from bough.launch.spec import ChildSpec
@@ -91,11 +89,10 @@ def open_handover(
         raise SettingsError("Recurrent states are handed over behind whole prompts; use --page-size 1 with this model.")
     kinds = tuple(f"{group.kind} {group.window or ''}".strip() for group in limits.groups)
     model = f"{settings.model.model_shape or fingerprint(spec.files)} {settings.model.json_model_override_args}"
-    layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks)
+    path = settings.memory.quantization_param_path
+    scales = "the model's" if path is None else sha256(Path(path).read_bytes()).hexdigest()
+    layout = (limits.page_size, limits.page_bytes, kinds, limits.ranks, scales)
     identity, silence_s = Identity(model, limits.cache_dtype, *layout), chosen.disaggregation_peer_timeout_s
-    if settings.memory.quantization_param_path is not None:
-        scales = sha256(Path(settings.memory.quantization_param_path).read_bytes()).hexdigest()
-        identity = msgspec.structs.replace(identity, cache_scales=scales)
     transport = open_transport(chosen.disaggregation_transfer_backend, *device_memory(settings, limits))
     if chosen.disaggregation_mode == "prefill":
         host = "127.0.0.1" if settings.server.host == "localhost" else settings.server.host

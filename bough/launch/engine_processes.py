@@ -55,11 +55,10 @@ class EngineProcesses:
         memory = settings.memory
         if memory.enable_hierarchical_cache and memory.disable_radix_cache:
             raise SettingsError("--enable-hierarchical-cache keeps shared prefixes; leave out --disable-radix-cache.")
-        alone = parallel.pp_size == 1 and settings.disaggregation.disaggregation_mode == "null"
-        if memory.hicache_storage_backend and not (alone and memory.enable_hierarchical_cache):
+        if memory.hicache_storage_backend and not (parallel.pp_size == 1 and memory.enable_hierarchical_cache):
             raise SettingsError(
-                "--hicache-storage-backend needs --enable-hierarchical-cache, and all layers of a page in one stage of "
-                "an engine without a pair; leave out --pp-size and --disaggregation-mode."
+                "--hicache-storage-backend needs --enable-hierarchical-cache, and all layers of a page in one stage; "
+                "leave out --pp-size."
             )
         check_nodes(parallel)
         check_disaggregation(settings)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+THREADS = 4  # of ZeroMQ in a pair, whose pages they encrypt and copy
 COMPUTED_BY = (
     *("model_impl", "load_format", "dtype", "quantization", "context_length", "json_model_override_args"),
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "cpu_instruction_set"),
@@ -90,7 +91,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     began = time.monotonic()
     settings = spec.parse_settings()
     set_up_logging(spec.title, settings.process.log_level)
-    context: zmq.Context[Any] = zmq.Context()
+    context: zmq.Context[Any] = zmq.Context(1 if settings.disaggregation.disaggregation_mode == "null" else THREADS)
     addresses, ways, key = spec.addresses, spec.listeners, spec.cluster_key
     receiver: Receiver[Any] = Receiver(context, addresses.scheduler, ToScheduler | JoinStep, Garbled, None, ways, key)
     inbox: Inbox = receiver
@@ -137,11 +138,12 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     tier = None
     way_out: Outbox = outbox
     if settings.memory.hicache_storage_backend is not None:
-        from bough.storage.tier import open_tier
+        from bough.storage.tier import StoreBehind, open_tier
 
         handover = tier = open_tier(limits, settings.memory, identity_of(spec, settings))
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
+        handover = handover if tier is None else StoreBehind(handover, tier)
     adapters = Adapters(loaded.executor if settings.lora.enable_lora else None, settings.lora)
     for given in adapter_paths(settings.lora.lora_paths):
         adapters.load(*given)

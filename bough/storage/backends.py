@@ -43,6 +43,9 @@ class Redis:
         self._redis = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self.close = self._redis.close
 
+    def exists(self, key: str) -> bool:
+        return bool(self._redis.touch(PREFIX + key))
+
     def write(self, key: str, header: bytes, run: Buffer) -> bool:
         return bool(self._redis.set(PREFIX + key, header + run.tobytes()))
 
@@ -82,6 +85,9 @@ class Mooncake:
         if code := self._store.setup(*place):
             raise ConnectionError(f"Mooncake's master at {master_server_address} cannot be joined (error {code})")
         self.close = self._store.close
+
+    def exists(self, key: str) -> bool:
+        return self._ask("get_size", PREFIX + key, but=NOT_THERE) != NOT_THERE
 
     def write(self, key: str, header: bytes, run: Buffer) -> bool:
         return self._ask("put_parts", PREFIX + key, header, run.data, but=NO_ROOM) != NO_ROOM

@@ -36,10 +36,13 @@ class Files:
             used = self._trim(lock, self.max_bytes)
         log.info("%s holds %.2f GB of at most %.2f GB", self.folder, used / 1e9, self.max_bytes / 1e9)
 
-    def write(self, key: str, header: bytes, run: Buffer) -> bool:
+    def exists(self, key: str) -> bool:
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.folder / key)
             return True
+        return False
+
+    def write(self, key: str, header: bytes, run: Buffer) -> bool:
         unfinished, size = self.folder / f".{key}.{secrets.token_hex(4)}", HEADER.size + run.nbytes
         try:
             with self._lock() as lock:

@@ -39,9 +39,9 @@ class MemoryServer:
 
     def answer(self, operation: bytes, frames: list[Any]) -> list[Any]:
         match operation, frames:
-            case b"get", [key] if key.bytes in self._runs:
+            case b"get" | b"exists", [key] if key.bytes in self._runs:
                 self._runs[key.bytes] = self._runs.pop(key.bytes)
-                return self._runs[key.bytes]
+                return self._runs[key.bytes] if operation == b"get" else [b"there"]
             case b"put", [key, header, run] if len(run) <= self._max_bytes:
                 self._drop(key.bytes)
                 while self._used + len(run) > self._max_bytes:
@@ -84,6 +84,9 @@ class Memory:
                 return self._socket.recv_multipart(copy=False)
         except zmq.Again:
             raise TimeoutError(f"{self._url} does not answer; over TCP it needs the same {KEY_VARIABLE}") from None
+
+    def exists(self, key: str) -> bool:
+        return bool(self._ask(b"exists", key.encode())[0].bytes)
 
     def write(self, key: str, header: bytes, run: Buffer) -> bool:
         return bool(self._ask(b"put", key.encode(), header, run)[0].bytes)

@@ -52,6 +52,7 @@ class Backend(Protocol):
 
     errors: tuple[type[Exception], ...]
 
+    def exists(self, key: str) -> bool: ...  # which counts as a use
     def write(self, key: str, header: bytes, run: Buffer) -> bool: ...  # whether it had room
     def read(self, key: str, header: bytearray, run: Buffer) -> bool: ...  # a value of other length fills neither
     def remove(self, key: str) -> None: ...
@@ -70,11 +71,15 @@ class Store:
         self._pauses: dict[str, float] = {}  # until when
 
     def put(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> int:
-        """Stores runs in their order and returns how many; the others are dropped."""
-        given = zip(keys, buffers, strict=True)
-        done = self._leading("put", (self._backend.write(key, header_of(key, run), run) for key, run in given))
+        """Stores runs in their order, or finds them stored, and returns how many; the others are dropped."""
+        known, write, given = self._backend.exists, self._backend.write, zip(keys, buffers, strict=True)
+        done = self._leading("put", (known(key) or write(key, header_of(key, run), run) for key, run in given))
         self.counts.update(written=done * runs, dropped=len(keys) - done)
         return done
+
+    def exists(self, keys: Sequence[str]) -> int:
+        """How many of the first runs are there."""
+        return self._leading("get", map(self._backend.exists, keys))
 
     def get(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> int:
         """How many of the first runs were there; the buffers of the others may hold anything afterwards."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,12 @@ class Fetch:
         return late or policy == "best_effort" or self.future.done()
 
     def read(self, store: Store) -> None:
-        while self._state_bytes and self.count and self.state is None:
-            self.state = self._read(store, state_key(self.keys[self.count - 1]), self._state_bytes, 0)
-            self.count -= self.state is None
+        states = [state_key(key) for key in self.keys if self._state_bytes]
+        while states and (self.stopped or not store.exists(states[-1:])):
+            states.pop()
+        if self._state_bytes:
+            self.count = len(states)
+            self.state = self._read(store, states[-1], self._state_bytes, 0) if states else None
         for key in self.keys[: self.count]:
             run = self._read(store, key, self._run_bytes)
             if run is None:
@@ -194,6 +198,9 @@ class StoreTier(Handover):
         return bool(self._wanted or self._cache.under_way)
 
     def enter(self, request: Request, message: Generate, ticket: Ticket | None) -> bool:
+        return self.wait(request, ticket)
+
+    def wait(self, request: Request, ticket: Ticket | None) -> bool:
         tokens, identity, host = request.tokens[: request.match_cap].copy(), self._identity, self._cache.host.tree
         keys = run_keys((*identity, request.namespace), tokens)
         on_host = host.match_length(tokens, request.namespace)
@@ -262,6 +269,43 @@ class StoreTier(Handover):
         sizes = [self._page_bytes[group] for group in groups]
         for group, part, size in zip(groups, np.split(content, np.cumsum(sizes[:-1]) * count), sizes, strict=True):
             yield group, part.reshape(count, size)
+
+
+class StoreBehind(Handover):
+    """A side of a pair, and the tier that its requests come to behind it: those that it does not take, or passes on."""
+
+    def __init__(self, side: Handover, tier: StoreTier) -> None:
+        super().__init__()
+        self._side, self._tier, self._both = side, tier, (side, tier)
+        self.counts, self.check, self.launched = side.counts, side.check, side.launched  # type: ignore[method-assign]
+        self.weights_changed, self.clear_storage = tier.weights_changed, tier.clear_storage  # type: ignore[method-assign]
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._side or request in self._tier
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._side, self._tier)
+
+    def __len__(self) -> int:
+        return len(self._side) + len(self._tier)
+
+    def attach(self, *parts: Any) -> None:
+        for each in self._both:
+            each.attach(*parts)
+
+    @property
+    def busy(self) -> bool:
+        return self._side.busy or self._tier.busy
+
+    def enter(self, request: Request, message: Generate, ticket: Ticket | None) -> bool:
+        return self._side.enter(request, message, ticket) or self._tier.wait(request, ticket)
+
+    def leave(self, request: Request) -> None:
+        (self._side if request in self._side else self._tier).leave(request)
+
+    def passed(self) -> list[Passing]:
+        handed = ((each[2] is None and self._tier.wait(*each[:2]), each) for each in self._side.passed())
+        return [*self._tier.passed(), *(each for waits, each in handed if not waits)]
 
 
 def state_key(key: str) -> str:

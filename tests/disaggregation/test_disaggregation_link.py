@@ -7,14 +7,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import zmq
 
 from bough.core.errors import SettingsError
-from bough.disaggregation.link import Link
+from bough.disaggregation.link import LANES, Link, _arrived
 from bough.disaggregation.wire import Beat, Cancel, Failed, Mapped, Pages, ToDecode, ToPrefill
 from tests.system.pairs import free_port
 
@@ -27,8 +29,14 @@ class Listener:
         self.heard: list[tuple[Any, Any, bytes | None]] = []
         self.missing: list[str] = []
 
-    def receive(self, peer: Any, message: Any, payload: np.ndarray | None, now: float) -> None:
-        self.heard.append((peer, message, None if payload is None else payload.tobytes()))
+    def receive(self, peer: Any, message: Any, payload: Any, now: float) -> None:
+        place = len(self.heard)
+        self.heard.append((peer, message, None if isinstance(payload, Future | None) else payload.tobytes()))
+        if isinstance(payload, Future):
+            payload.add_done_callback(lambda done: self.fill(place, done.result().tobytes()))
+
+    def fill(self, place: int, content: bytes) -> None:
+        self.heard[place] = (*self.heard[place][:2], content)
 
     def lost(self, peer: str) -> None:
         self.missing.append(peer)
@@ -74,9 +82,35 @@ def test_messages_and_pages_go_both_ways(ends: Ends) -> None:
     pages = Pages(7, [], "default")
     assert ends.prefill.send(peer, pages, np.arange(200, dtype=np.uint8))
     assert ends.prefill.send(peer, Failed(7, "why"))
-    ends.until(lambda: len(decode.heard) == 2)
+    ends.until(lambda: len(decode.heard) == 2 and decode.heard[0][2])
     assert decode.heard == [(ends.where, pages, bytes(range(200))), (ends.where, Failed(7, "why"), None)]
     assert not decode.missing
+
+
+def test_pages_come_by_several_connections_and_messages_keep_their_order(ends: Ends) -> None:
+    prefill, decode = ends.sides
+    ends.decode.send(ends.where, Cancel(7))
+    ends.until(lambda: prefill.heard and len(ends.decode._dealers[ends.where]) == 1 + LANES)
+    peer, came = prefill.heard[0][0], [0] * (1 + LANES)
+    lanes = {dealer: lane for lane, (dealer, _) in enumerate(ends.decode._dealers[ends.where])}
+
+    def arrived(socket: Any) -> list[list[Any]]:
+        found = _arrived(socket)
+        came[lanes.get(socket, 0)] += len(found)
+        return found
+
+    with patch("bough.disaggregation.link._arrived", arrived):
+        deadline, sent = time.monotonic() + PATIENCE_S, list[int]()
+        while min(came[1:]) < 2:  # until all are connected, pages come with their messages
+            assert time.monotonic() < deadline
+            for number in range(len(sent), len(sent) + LANES):
+                content = np.full(300_000, number % 256, dtype=np.uint8)
+                assert ends.prefill.send(peer, Pages(number, [], "default"), content)
+                sent.append(number)
+            ends.until(lambda: len(decode.heard) == len(sent) and all(payload for *_, payload in decode.heard))
+    assert [message.room for _, message, _ in decode.heard] == sent
+    assert all(payload == bytes([number % 256]) * 300_000 for number, (*_, payload) in enumerate(decode.heard))
+    assert not ends.decode._payloads and not decode.missing
 
 
 def test_an_engine_that_ends_is_missed_and_one_that_comes_back_is_found(ends: Ends) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.parallel_settings import DisaggregationSettings
-from bough.disaggregation import wire
+from bough.disaggregation import prefill, wire
 from bough.messages.requests import Abort, Bootstrap, LogprobRequest
 from tests.fakes.engine_pair import HERE, EnginePair
 from tests.fakes.executor import VOCAB, FakeExecutor, make_groups, oracle
@@ -63,8 +63,11 @@ def test_pages_come_chunk_by_chunk_and_only_those_that_are_missing() -> None:
     assert pair.decode.out.outputs[2] == oracle([*prompt[:30], *prompt_of(2, 10)], 2)
 
 
+@pytest.mark.parametrize("piece_bytes", [8, 1 << 20])
 @pytest.mark.parametrize("kind", ["window", "state"])
-def test_pages_of_every_group_travel(kind: str) -> None:
+def test_pages_of_every_group_travel(kind: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces of two pages, too."""
+    monkeypatch.setattr(prefill, "PIECE_BYTES", piece_bytes)
     groups = make_groups(1, 8, [(6, 64)] if kind == "window" else [], [8] if kind == "state" else [])
     pair = EnginePair(lambda: FakeExecutor(pages=256, chunk_tokens=8, groups=groups))
     for handle in range(4):

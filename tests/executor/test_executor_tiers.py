@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -16,13 +18,13 @@ from bough.loader.locate import locate
 from bough.messages.ranks import CopyPages, ToRank
 from bough.messages.requests import LogprobRequest
 from bough.native.library import load_library
+from bough.storage.files import FOLDER_VARIABLES, Files
 from bough.storage.store import Store
 from bough.storage.tier import StoreTier, Transfers
 from tests.executor.test_executor_pipelines import CONFIGS
 from tests.executor.test_executor_ranks import Orders, with_ranks
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.scheduler_bench import Bench
-from tests.storage.test_storage_store import Kept
 from tests.storage.test_storage_tier import SlowThread
 
 PROMPT = [5, 9, 2, 7, 1, 8, 3, 3, 6, 4, 5, 1, 2, 2, 7, 9, 11, 4]
@@ -63,18 +65,24 @@ def round_trip(executor: Executor, policy: str = "write_through") -> None:
 
 
 def through_a_store(executor: Executor) -> None:
-    """Another engine finds 16 tokens in the store, and computes the last one as if they had been on the device."""
-    prompt, kept = PROMPT[:17], Kept()
-    with patch("bough.storage.store.RUN_TOKENS", 8), patch("bough.storage.tier.RUN_TOKENS", 8):
-        _, again = answers(bench_over(kept, executor), [prompt, prompt])
-        ((cached, host, *found),) = answers(bench_over(kept, executor), [prompt])
+    """Another engine finds 16 tokens on disk, and computes the last one as if they had been on the device."""
+    prompt = PROMPT[:17]
+    with (
+        TemporaryDirectory() as folder,
+        patch.dict(os.environ, {FOLDER_VARIABLES[0]: folder}),
+        patch("bough.storage.store.RUN_TOKENS", 8),
+        patch("bough.storage.tier.RUN_TOKENS", 8),
+    ):
+        _, again = answers(bench_over_files(executor), [prompt, prompt])
+        ((cached, host, *found),) = answers(bench_over_files(executor), [prompt])
+        files = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
     states = sum(group.kind == "state" for group in executor.limits().groups)
-    assert again[:2] == (16, 0) and (cached, host) == (16, 16) and len(kept.values) == 2 * (1 + states)
+    assert again[:2] == (16, 0) and (cached, host) == (16, 16) and len(files) == 2 * (1 + states)
     assert found == [*again[2:]]
 
 
-def bench_over(kept: Kept, executor: Executor) -> Bench:
-    transfers = Transfers(Store(kept), 1 << 20)
+def bench_over_files(executor: Executor) -> Bench:
+    transfers = Transfers(Store(Files()), 1 << 20)
     transfers._reader, transfers._writer = SlowThread(), SlowThread()  # type: ignore[assignment]
     limits, memory = executor.limits(), MemorySettings(hicache_storage_backend="file")
     tier = StoreTier(transfers, limits, memory, [])

@@ -20,7 +20,9 @@ from bough.disaggregation.transports import Remote, Shared
 from bough.disaggregation.wire import Identity, ToDecode, ToPrefill
 from bough.messages.outputs import StepOutput
 from bough.messages.requests import Bootstrap, Generate
+from bough.scheduler.handover import Handover
 from bough.scheduler.ports import Outbox
+from bough.storage.tier import StoreBehind, StoreTier
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.scheduler_bench import Bench
 
@@ -93,29 +95,34 @@ class EnginePair:
         transport: Callable[[], Remote] = lambda: Remote(Shared()),
         unlike: dict[str, Any] | None = None,
         memory: MemorySettings | None = None,
+        tier: Callable[[Executor], StoreTier] | None = None,
         **scheduler: Any,
     ) -> None:
-        """`backend`: the decode engine's, in the place of auto or tcp; `unlike`: in what its pages differ."""
+        """`backend`: the decode engine's, in the place of auto or tcp; `unlike`: in what its pages differ; `tier`: the
+        store of each engine."""
         self.now, settings, self._shared = 0.0, settings or DisaggregationSettings(), shared
         self.to_prefill, self.to_decode = Wire(ToPrefill, deque()), Wire(ToDecode, deque())
         self.prefill_link, self.decode_link = FakeLink(self.to_decode), FakeLink(self.to_prefill)
 
-        def prefill_side(executor: Executor, outbox: Outbox) -> tuple[PrefillSide, Outbox]:
+        self.sides: dict[str, Any] = {}
+
+        def over_store(name: str, executor: Executor, side: Handover) -> Handover:
+            self.sides[name] = side
+            return side if tier is None else StoreBehind(side, tier(executor))
+
+        def prefill_side(executor: Executor, outbox: Outbox) -> tuple[Handover, Outbox]:
             parts = Deaf(outbox), self.prefill_link, identity_of(executor), settings, transport()
             side = PrefillSide(executor, *parts, clock=lambda: self.now)
-            return side, side
+            return over_store("prefill", executor, side), side
 
-        def decode_side(executor: Executor, outbox: Outbox) -> tuple[DecodeSide, Outbox]:
+        def decode_side(executor: Executor, outbox: Outbox) -> tuple[Handover, Outbox]:
             identity = msgspec.structs.replace(identity_of(executor), **(unlike or {}))
             own = replace(settings, disaggregation_transfer_backend=backend or ("auto" if shared else "tcp"))
-            return DecodeSide(executor, outbox, self.decode_link, identity, own, transport(), home=home), outbox
+            side = DecodeSide(executor, outbox, self.decode_link, identity, own, transport(), home=home)
+            return over_store("decode", executor, side), outbox
 
         self.prefill = Bench(make(), handover=prefill_side, **scheduler)
         self.decode = Bench(decode_executor or make(), handover=decode_side, memory=memory, **scheduler)
-        self.sides: dict[str, Any] = {
-            "prefill": self.prefill.scheduler._handover,
-            "decode": self.decode.scheduler._handover,
-        }
         self.alive = {"prefill": True, "decode": True}
 
     def ask(self, handle: int, prompt: list[int], **options: Any) -> None:

@@ -39,7 +39,6 @@ def test_cache_events_of_several_replicas(monkeypatch: pytest.MonkeyPatch) -> No
     ("flags", "flag"),
     [
         ({"pp_size": 2, "hicache_storage_backend": "file"}, "--pp-size"),
-        ({"disaggregation_mode": "prefill", "hicache_storage_backend": "file"}, "--disaggregation-mode"),
         ({"disable_radix_cache": True}, "--disable"),
     ],
 )

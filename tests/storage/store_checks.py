@@ -24,6 +24,7 @@ def check_store(store: Store) -> None:
     store.put([KEYS[5]], [content(5)])
     assert store.get(KEYS[5:], empty(3)) == 1 and store.get(KEYS[3:], empty(5)) == 0
     assert store.get([], []) == 0
+    assert store.exists(KEYS) == 3 and store.exists(KEYS[5:]) == 1 and store.exists(KEYS[3:]) == 0
     buffers = empty(8)
     assert store.get(KEYS, buffers) == 3
     assert all(np.array_equal(buffers[number], content(number)) for number in range(3))

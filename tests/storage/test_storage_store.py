@@ -30,6 +30,10 @@ class Kept:
         self.gate = threading.Event()
         self.gate.set()
 
+    def exists(self, key: str) -> bool:
+        self._begin()
+        return key in self.values
+
     def write(self, key: str, header: bytes, run: Buffer) -> bool:
         self._begin()
         self.values[key] = header + run.tobytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from bough.messages.requests import Abort, Control, FlushCache
 from bough.storage import tier as tier_module
 from bough.storage.store import Store, run_keys
 from bough.storage.tier import StoreTier, Transfers, open_tier
+from tests.fakes.engine_pair import HERE, EnginePair
 from tests.fakes.executor import FakeExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
 from tests.scheduler.test_scheduler_property import ACTIONS, CONFIG, MACHINE, STATES, WINDOWS, play
@@ -295,6 +296,71 @@ def test_a_prompt_begins_with_the_last_state_that_the_store_has() -> None:
     assert run in kept.values, "it was stored again"
 
 
+def tier_over(kept: Kept, reads: int = 0, policy: str = "wait_complete") -> Callable[[Any], StoreTier]:
+    """For an executor."""
+
+    def tier(executor: Any) -> StoreTier:
+        transfers = Transfers(Store(kept), 1 << 20)
+        transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
+        memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
+        return StoreTier(transfers, executor.limits(), memory, [])
+
+    return tier
+
+
+@pytest.fixture
+def pair_over() -> Iterator[Callable[..., EnginePair]]:
+    """Engines of a pair over one store, with runs of 8 tokens."""
+
+    def make(kept: Kept, reads: int = 0, **options: Any) -> EnginePair:
+        return EnginePair(
+            lambda: FakeExecutor(pages=256, chunk_tokens=8), host_pages=(512,), tier=tier_over(kept, reads), **options
+        )
+
+    with patch("bough.storage.store.RUN_TOKENS", 8), patch("bough.storage.tier.RUN_TOKENS", 8):
+        yield make
+
+
+def test_engines_of_a_pair_answer_from_a_store(pair_over: Callable[..., EnginePair]) -> None:
+    """The prefill engine reads it; the decode engine does for what it computes itself."""
+    kept, prompt = Kept(), PROMPT[:60]
+    for computed in (60, 4):
+        pair = pair_over(kept, reads=3, home=HERE)
+        pair.ask(1, prompt, max_new_tokens=4)
+        pair.run()
+        assert pair.decode.out.outputs[1] == oracle(prompt, 4) and pair.used_pages() == (0, 0)
+        assert pair.prefill.executor.computed_tokens == computed
+        assert pair.decode.scheduler._state()["transfers"] == 1 and len(kept.values) >= 7
+    assert pair.decode.out.started[1].storage == (56, "file")
+    pair = pair_over(kept, home=HERE)
+    pair.kill("prefill")
+    pair.ask(1, prompt, max_new_tokens=4, bootstrap=None)
+    pair.run()
+    assert pair.decode.out.outputs[1] == oracle(prompt, 4) and pair.decode.out.started[1].storage == (56, "file")
+
+
+@pytest.mark.parametrize("turns", range(1, 12, 2))
+@pytest.mark.parametrize("left", ["client", "decode", "prefill"])
+def test_whoever_leaves_while_the_store_is_read_leaves_nothing(
+    pair_over: Callable[..., EnginePair], turns: int, left: str
+) -> None:
+    kept, prompt = Kept(), PROMPT[:60]
+    first = pair_over(kept)
+    first.ask(1, prompt, max_new_tokens=5)
+    first.run()
+    pair = pair_over(kept, reads=20)
+    pair.ask(1, prompt, max_new_tokens=5)
+    pair.turn(turns)
+    if left == "client":
+        pair.decode.submit(Abort(1))
+    else:
+        pair.kill(left)
+    pair.wait(6.0)
+    for name in ("prefill", "decode"):
+        assert not pair.alive[name] or not pair.left(name)
+    assert all(used == 0 for used, alive in zip(pair.used_pages(), pair.alive.values(), strict=True) if alive)
+
+
 def test_what_cannot_be_stored_is_refused_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
     small = MemorySettings(**MEMORY, hicache_storage_backend_extra_config='{"max_bytes": 1000}')
@@ -325,9 +391,7 @@ def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
 
     def tier(executor: Any, outbox: Any) -> Any:
-        transfers = Transfers(Store(kept), 1 << 20)
-        transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
-        return StoreTier(transfers, executor.limits(), memory, []), outbox
+        return tier_over(kept, reads, policy)(executor), outbox
 
     with patch("bough.storage.store.RUN_TOKENS", 4), patch("bough.storage.tier.RUN_TOKENS", 4):
         for _ in range(2):

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.system.pairs import free_port
 from tests.system.serving import PATIENCE_S, TINY, Server, running, until
 
 pytestmark = pytest.mark.slow
@@ -62,3 +63,24 @@ def test_a_restarted_server_answers_from_disk(
         assert httpx.put(backend, json={}).status_code == 400
         httpx.post(f"{backend}/clear", timeout=PATIENCE_S).raise_for_status()
         assert not runs()
+
+
+def test_a_pair_that_starts_again_answers_from_disk(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefill engine reads the prompt; what it has found goes to the decode engine."""
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    port = str(free_port())
+    flags = ("--model", str(tiny_model), *TINY, "--enable-hierarchical-cache", "--hicache-storage-backend", "file")
+    flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--disaggregation-bootstrap-port", port)
+    decode = ("--disaggregation-mode", "decode", "--prefill-url", "http://127.0.0.1:1")
+    answers = []
+    for _ in range(2):
+        with running(*flags, "--disaggregation-mode", "prefill"), running(*flags, *decode) as server:
+            answers.append(ask(server, PROMPT))
+            state = httpx.get(f"{server.url}/get_server_info", timeout=PATIENCE_S).json()["internal_states"][0]
+            assert state["transfers"] == 1 and state["failed_transfers"] == 0
+            until(lambda: any(not path.name.startswith(".") for path in (tmp_path / "kv").iterdir()), "a file")
+    (before, *computed), (found, *again) = answers
+    assert before == details() and found == details(storage=256, disk=256)
+    assert again[0] == computed[0] and again[1] == pytest.approx(computed[1], abs=1e-4)

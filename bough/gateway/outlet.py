@@ -59,6 +59,15 @@ class Outlet:
         self._call.sent_bytes += len(data)
         self._write(data)
 
+    @property
+    def steady(self) -> bool:
+        """Whether whole lines can pass it by, if `passed` says so later."""
+        return not self._half_line
+
+    def passed(self, last: bytes, sent: int) -> None:
+        self._recent.append(last[-TAIL:])
+        self._call.sent_bytes += sent
+
     async def end(self) -> None:
         if self._half_line:
             self._pass(self._half_line)

@@ -61,7 +61,7 @@ class Relay(asyncio.Protocol):
                 return
         self._settle()
         ready, text = self._feed(data), self._text
-        ready = ready and text.steady and self._outlet.steady
+        ready = ready and text.steady and not self._outlet.half_line
         self._whole = (OWN if text.annotated else FOREIGN) if ready else None
 
     def connection_lost(self, exc: Exception | None) -> None:

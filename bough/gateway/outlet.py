@@ -26,7 +26,7 @@ class Outlet:
 
     _recent: deque[bytes]  # what came last of a stream
     _of_lines = False
-    _half_line = b""
+    half_line = b""
     ended = False
 
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
@@ -54,14 +54,19 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Sends a piece of the stream; unless the client keeps up, it must do so before the next."""
         self._recent.append(data[-TAIL:])
-        if self._half_line or data[-1] != NEWLINE:
+        if self.half_line or data[-1] != NEWLINE:
             data = self._whole_lines(data)
         self._call.sent_bytes += len(data)
         self._write(data)
 
+    def passed(self, last: bytes, sent: int) -> None:
+        """Whole lines went by, of which these came last."""
+        self._recent.append(last[-TAIL:])
+        self._call.sent_bytes += sent
+
     async def end(self) -> None:
-        if self._half_line:
-            self._pass(self._half_line)
+        if self.half_line:
+            self._pass(self.half_line)
         await self.exchange.until_writable()
         self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -70,7 +75,7 @@ class Outlet:
         """Ends a broken stream with an error in its protocol's shape."""
         self._call.error = message
         error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
-        sent, self._half_line = self.tail.removesuffix(self._half_line), b""
+        sent, self.half_line = self.tail.removesuffix(self.half_line), b""
         if self._of_lines:
             gap = b"" if sent.endswith(b"\n") or not sent else b"\n"
             self._pass(gap + error + b"\n")
@@ -81,11 +86,11 @@ class Outlet:
         await self.end()
 
     def _whole_lines(self, data: bytes) -> bytes:
-        data = self._half_line + data
+        data = self.half_line + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > LONGEST_LINE:
             end = len(data)
-        self._half_line = data[end:]
+        self.half_line = data[end:]
         return data[:end]
 
     def _pass(self, data: bytes) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bough.core.gateway_settings import GatewaySettings
@@ -25,6 +24,7 @@ from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
+from bough.gateway.relay import Relay
 from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, scrubbed
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import UpstreamResponse
@@ -247,13 +247,17 @@ class Proxy:
         while True:
             had = len(text.output_ids)
             try:
-                with _ended(stream):
-                    await self._copy(call, stream, text, outlet)
+                await self._copy(call, stream, text, outlet)
+                stream.response.close()
+                stream.lease.succeed()
                 break
-            except CannotResumeError as error:
+            except CannotResumeError as error:  # the worker is good for other requests
+                stream.abandon()
                 call.unable |= {stream.lease.worker.id}
                 reason = str(error)
             except LOST as error:
+                stream.response.close()
+                stream.lease.fail(_reason(error))
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
                 if len(text.output_ids) > had:  # then it is hardly what ended the worker
@@ -264,6 +268,9 @@ class Proxy:
                     self.metrics.poisons[()] += 1
                     await outlet.broken(POISONED.format(call.faults.poison))
                     return
+            except BaseException:  # the client has left
+                stream.abandon()
+                raise
             if not text.resumable or (failures and not await self._pause(call, failures - 1)):
                 await outlet.broken(f"The worker was lost in the middle of the answer ({reason}).")
                 return
@@ -299,6 +306,7 @@ class Proxy:
                 write(chunk)
             return True
 
+        relay = Relay(stream, text, outlet)
         chunk, response.tap = stream.first, pass_on
         try:
             while chunk:
@@ -308,6 +316,7 @@ class Proxy:
                     chunk = await response.read_some()
         finally:
             response.tap = None
+            relay.end()
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
         rest = text.rest(outlet.tail if by_connection and not text.resumable else None)
@@ -362,22 +371,6 @@ async def _drop(running: set[Tried]) -> None:
             result = await task
             if isinstance(result, OpenStream):
                 result.abandon()
-
-
-@contextlib.contextmanager
-def _ended(stream: OpenStream) -> Iterator[None]:
-    """Ends one worker's part of a stream, and reports to its breaker how the worker did."""
-    try:
-        yield
-    except LOST as error:
-        stream.response.close()
-        stream.lease.fail(_reason(error))
-        raise
-    except BaseException:  # the client has left, or the worker is good for other requests
-        stream.abandon()
-        raise
-    stream.response.close()
-    stream.lease.succeed()
 
 
 def _reason(error: Exception) -> str:

@@ -19,6 +19,7 @@ from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, open
 JSON = b"application/json"
 STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
 EVENT_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":", b"\n", b"\r\n", b"{")
+LONGEST_BEGINNING = max(map(len, EVENT_BEGINNINGS))
 # Answers of these are JSON, whatever the worker is; anything else that comes with a 200 is garbage.
 JSON_PATHS = frozenset(
     {"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"}
@@ -105,6 +106,8 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
         headers = [(name, scrubbed(value, key)) for name, value in headers]
     if status == 200 and named.get(b"content-type") != JSON and response.content_type in STREAM_TYPES:
         first = await response.read_some()
+        while len(first) < LONGEST_BEGINNING and b"\n" not in first and (more := await response.read_some()):
+            first += more
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)
         return OpenStream(lease, response, headers, first)
@@ -144,10 +147,11 @@ def _error_response(call: Call, lease: Lease, status: int, headers: list[tuple[b
 
 def scrubbed(data: bytes, key: str | None) -> bytes:
     """Without the worker's key. A short key could be any word, so it is removed only where it follows `Bearer`."""
-    if key is None:
-        return data
-    secret = key if len(key) >= SHORTEST_SECRET else f"Bearer {key}"
-    return data.replace(secret.encode(), b"***")
+    return data if key is None else data.replace(secret_of(key), b"***")
+
+
+def secret_of(key: str) -> bytes:
+    return (key if len(key) >= SHORTEST_SECRET else f"Bearer {key}").encode()
 
 
 def _info(body: bytes, tenant: bool) -> bytes:

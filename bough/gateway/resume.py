@@ -76,7 +76,11 @@ SIGN = re.compile(rb": (?:ids(?: [\d, ]*)?|seed -?\d+|events \d+)")  # a whole l
 # How nearly every event is, and nearly always comes alone.
 ONE_EVENT = re.compile(rb": ids (\d+(?:,\d+)*)\n((?:event: content[^\n]*\n)?data: \{[^\n]*\n\n)")
 ENDINGS = (b"data: [DONE]", b"event: message_stop")
-ERRORS = (b'data: {"error"', b"event: error")
+# Of blocks, which have whole lines: one without an event, such as a keep-alive; one with a comment of the protocol; one
+# with an error.
+is_comment = re.compile(rb"(?:(?::[^\n]*)?\n)*").fullmatch
+speaks = re.compile(rb"^(?:%b)$" % SIGN.pattern, re.MULTILINE).search
+is_error = re.compile(rb'^(?:data: \{"error"|event: error)', re.MULTILINE).search
 # What a worker says when it, and not the request, is the reason for the end of a stream.
 WORKER_ERRORS = frozenset(
     {"server_error", "EngineDeadError", "ServiceUnavailableError", "InternalServerError"}
@@ -98,10 +102,11 @@ class ResumableText:
     def __init__(self, *, passes: bool = False) -> None:
         self.annotated: bool | None = False if passes else None  # not known before the first events
         self._ids: list[bytes] = []  # as they came, each with commas between them
+        self.add_ids = self._ids.append
         self.delivered = False  # an event, and not only comments
         self._seed: int | None = None
         self._first: ResponseFields | None = None
-        self._last = b""  # events that were delivered
+        self.last = b""  # events that were delivered
         self._earlier: Logprobs = {}
         self._buffer = bytearray()
         self._finished = False
@@ -115,21 +120,28 @@ class ResumableText:
     def resumable(self) -> bool:
         return not self.delivered or self.annotated is True
 
+    @property
+    def steady(self) -> bool:
+        """Whether an event leaves without a look at it, but for ids that come with it."""
+        if self.annotated is False:
+            return self.delivered
+        return not (self._buffer or self._undecided or self._earlier)
+
     def feed(self, data: bytes) -> bytes:
         """What may go to the client. Raises `WorkerFailedError` if a resumable stream blames its worker."""
         if self.annotated is False:
             self.delivered = self.delivered or bool(data)
             return data
         ready: list[bytes] = []
-        if not (self._buffer or self._undecided or self._earlier):
+        if self.steady:
             at = 0
             while event := ONE_EVENT.match(data, at):
-                ids, self._last = event.groups()
-                self._ids.append(ids)
+                ids, self.last = event.groups()
+                self.add_ids(ids)
                 at = event.end()
                 if at == len(data) and not ready:
-                    return self._last
-                ready.append(self._last)
+                    return self.last
+                ready.append(self.last)
             data = data[at:]
         self._buffer += data
         while (group := self._next_group()) is not None:
@@ -150,7 +162,7 @@ class ResumableText:
         """Another worker continues the stream; what was not passed on comes again."""
         self._buffer.clear()
         self._undecided = True
-        self._earlier = last_logprobs(self._last) or self._earlier
+        self._earlier = last_logprobs(self.last) or self._earlier
 
     def body(self, original: bytes) -> bytes:
         """The request for the rest of the stream."""
@@ -171,7 +183,7 @@ class ResumableText:
         if end < 0:
             return self._pass_through() if b"\r" in buffer else None  # no worker of ours writes such lines
         first, count = bytes(buffer[: end + 2]), 1
-        if self._undecided and not _is_comment(first):
+        if self._undecided and not is_comment(first):
             self._decide(first)
             if self.annotated is False:
                 return self._pass_through()
@@ -191,7 +203,7 @@ class ResumableText:
         buffer = self._buffer
         while (end := buffer.find(END)) >= 0:
             block = bytes(buffer[: end + 2])
-            if not (_is_comment(block) and _speaks(block)):
+            if not (is_comment(block) and speaks(block)):
                 return end
             del buffer[end]
         return -1
@@ -207,22 +219,22 @@ class ResumableText:
     def _decide(self, first: bytes) -> None:
         """The worker uses this protocol if a comment stands before its first event, or before the second: an event
         without tokens needs none. An error may come first."""
-        failed, speaks = _is_error(first), _speaks(first)
+        failed, ours = is_error(first), speaks(first)
         if failed:
             self._check_error(first)
         if self.annotated:
-            if not (failed or speaks or first.startswith(ENDINGS)):
+            if not (failed or ours or first.startswith(ENDINGS)):
                 raise CannotResumeError("the worker began anew instead of going on with a stream")
-        elif speaks:
+        elif ours:
             self.annotated = True
         elif self.delivered or failed:
             self.annotated = False
         self._undecided = self.annotated is None
 
     def _deliver(self, group: bytes) -> bytes:
-        if _is_comment(group):
+        if is_comment(group):
             return group
-        if _is_error(group):
+        if is_error(group):
             self._check_error(group)
         kept: list[bytes] = []
         for line in group.split(b"\n"):
@@ -231,15 +243,15 @@ class ResumableText:
                 if self._first is None and line.startswith(b"data: {"):
                     self._first = read_response_fields(line[6:])
             elif line.startswith(IDS):
-                self._ids.append(line[len(IDS) :])
+                self.add_ids(line[len(IDS) :])
             elif line.startswith(SEED):
                 self._seed = int(line[len(SEED) :])
         self.delivered = True
         self._finished = ENDINGS[0] in kept or ENDINGS[1] in kept
         if self._earlier:
             kept = [with_earlier(line, self._earlier) for line in kept]
-        self._last = b"\n".join(kept)
-        return self._last
+        self.last = b"\n".join(kept)
+        return self.last
 
     def _check_error(self, group: bytes) -> None:
         for line in group.split(b"\n"):
@@ -248,17 +260,3 @@ class ResumableText:
                 error = known.error if known is not None else None
                 if isinstance(error, dict) and error.get("type") in WORKER_ERRORS:
                     raise WorkerFailedError(str(error.get("message")))
-
-
-def _is_comment(block: bytes) -> bool:
-    """A block without an event, such as a keep-alive."""
-    return all(not line or line.startswith(b":") for line in block.split(b"\n"))
-
-
-def _speaks(block: bytes) -> bool:
-    """Whether a block has one of the protocol's comments."""
-    return any(SIGN.fullmatch(line) for line in block.split(b"\n"))
-
-
-def _is_error(group: bytes) -> bool:
-    return any(line.startswith(ERRORS) for line in group.split(b"\n"))

@@ -26,6 +26,7 @@ class UpstreamResponse:
     ends_with_connection = False  # nothing else marks the end of the body
     # Takes what comes while the reader waits, which then need not wake up; returns False to leave it to the reader.
     tap: Callable[[bytes], bool] | None = None
+    _at_chunk = False  # of the body, the next byte but for the rest of a line begins a chunk
     _parser: httptools.HttpResponseParser | None
     _head_bytes = 0
     _interim = False
@@ -39,7 +40,7 @@ class UpstreamResponse:
         self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
     ) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
-        self._transport = transport
+        self.transport = transport
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
         self._pieces: list[bytes] = []
@@ -91,8 +92,8 @@ class UpstreamResponse:
 
     def _go_on(self) -> None:
         self._paused = False
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def more(self) -> asyncio.Future[None]:
         """Is done when something has come."""
@@ -103,11 +104,12 @@ class UpstreamResponse:
 
     # ---- for its connection
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> bool:
+        """Whether nothing is left of it, here or in the parser, and the next byte begins a chunk."""
         parser, reader = self._parser, self._reader
         if self.complete or parser is None or self._error is not None:
             self.reusable = False  # nobody has asked for more
-            return
+            return False
         if not self.status:
             self.begun, self._head_bytes = True, self._head_bytes + len(data)
         try:
@@ -126,13 +128,14 @@ class UpstreamResponse:
                 except Exception as error:  # noqa: BLE001  (not swallowed: the reader gets it)
                     self._error = error
                 if not (self._pieces or self.complete or self._error is not None):
-                    return
+                    return self._at_chunk and data.endswith(b"\r\n")
             self._waiting_bytes += len(data)
-            if self._waiting_bytes > READ_BUFFER and not self._paused and not self._transport.is_closing():
+            if self._waiting_bytes > READ_BUFFER and not self._paused and not self.transport.is_closing():
                 self._paused = True
-                self._transport.pause_reading()
+                self.transport.pause_reading()
         if reader is not None and not reader.done():
             reader.set_result(None)
+        return False
 
     def lost(self, error: Exception | None) -> None:
         if error is None and self.status and self.ends_with_connection and self._error is None:
@@ -173,6 +176,12 @@ class UpstreamResponse:
         elif b"content-length" not in named and status not in NO_BODY:
             codings = dict(self.headers).get(b"transfer-encoding", b"")  # the last one counts
             self.ends_with_connection = not codings.lower().endswith(b"chunked")
+
+    def on_chunk_header(self) -> None:
+        self._at_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        self._at_chunk = True
 
     def on_message_complete(self) -> None:
         if self._interim:

@@ -53,6 +53,7 @@ class HttpProtocol(asyncio.Protocol):
         self.state = server_state
         self.body_timeout_s = body_timeout_s
         self.drained: asyncio.Future[None] | None = None  # while the client does not keep up with its response
+        self.takes_more = True  # it keeps up, and is there
         self._app: ASGIApp = cast(ASGIApp, config.loaded_app)
         self._keep_alive_s = config.timeout_keep_alive
         self._parser = httptools.HttpRequestParser(self)
@@ -89,6 +90,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._current is not None:
             self._current.leave()
         self.resume_writing()
+        self.takes_more = False
 
     def shutdown(self) -> None:
         """The server ends: so does the connection, with its response."""
@@ -248,13 +250,13 @@ class HttpProtocol(asyncio.Protocol):
             self.resume_reading()
 
     def pause_writing(self) -> None:
-        self.drained = self.loop.create_future()
+        self.drained, self.takes_more = self.loop.create_future(), False
 
     def resume_writing(self) -> None:
         if self.drained is not None:
             if not self.drained.done():
                 self.drained.set_result(None)
-            self.drained = None
+            self.drained, self.takes_more = None, True
 
 
 class Exchange:
@@ -271,7 +273,7 @@ class Exchange:
     _news: asyncio.Event | None = None  # for an application that waits
     _read = False  # the application has the end of the body
     _head = b""  # that has not left
-    _chunked = False
+    chunked = False  # its body leaves in chunks
     _left: int | None = None  # bytes of the body that are declared and not sent
 
     def __init__(self, connection: HttpProtocol, scope: Scope, keep_alive: bool) -> None:
@@ -279,7 +281,7 @@ class Exchange:
         self.scope = scope
         self.keep_alive = keep_alive
         self.connection = connection
-        self._transport = connection.transport
+        self.transport = connection.transport
         self._body: list[bytes] = []
 
     # ---- for its connection
@@ -312,12 +314,12 @@ class Exchange:
         except Exception:  # not swallowed: logged with its traceback, and the client sees that the response is broken
             log.exception("a request failed")
             if self.gone or (self.started and not self._head):
-                self._transport.close()
+                self.transport.close()
             else:
                 self._start(500, FAILED)
                 self.write(b"Internal Server Error", more=False)
         except asyncio.CancelledError:
-            self._transport.close()
+            self.transport.close()
             raise
         finally:  # nothing holds itself, so that all goes without the garbage collector
             self.on_leave = None
@@ -371,7 +373,7 @@ class Exchange:
 
     def _let_continue(self) -> None:
         if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"]):
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def send(self, message: Message) -> None:
         body: bytes = message.get("body", b"")
@@ -389,7 +391,7 @@ class Exchange:
         self.write(body, message.get("more_body", False))
 
     def _start(self, status: int, headers: Any, length: int | None = None) -> None:
-        self._chunked, self._left = False, length
+        self.chunked, self._left = False, length
         lines = [*self.connection.state.default_headers, *headers]
         named = dict(lines)
         if b"connection" in named:
@@ -403,7 +405,7 @@ class Exchange:
         if self.scope["method"] == "HEAD" or status in BODILESS:
             self._left = 0
         elif self._left is None and self.scope["http_version"] == "1.1":
-            self._chunked = True
+            self.chunked = True
             lines.append((b"transfer-encoding", b"chunked"))
         elif self._left is None:
             self.keep_alive = False
@@ -417,7 +419,7 @@ class Exchange:
     def _send_head(self) -> None:
         """The body is not there yet."""
         if self._head and not self.gone:
-            self._transport.write(self._head)
+            self.transport.write(self._head)
         self._head = b""
 
     def write(self, data: bytes, more: bool = True) -> None:
@@ -426,7 +428,7 @@ class Exchange:
             return
         if self.complete or not self.started:
             raise RuntimeError("a part of a body belongs to no response")
-        if self._chunked:
+        if self.chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if not more:
@@ -440,7 +442,7 @@ class Exchange:
         if self._head:
             data, self._head = self._head + data, b""
         if data:
-            self._transport.write(data)
+            self.transport.write(data)
         if not more:
             self.complete = True
             self.wake()

@@ -476,6 +476,11 @@ def test_information() -> None:
             load = (await http.get("/v1/loads")).json()["loads"][0]
             assert (load["num_running_reqs"], load["token_usage"], load["cache_hit_rate"]) == (2, 0.5, 0.25)
             assert load["prefill_tokens_per_s"] is None  # nothing was computed yet
+            for include in ("core", "all", "core,all", ""):
+                assert (await http.get(f"/v1/loads?include={include}")).json()["loads"] == [load]
+            for include in ("memory", "core,queues", "Core"):
+                refused = await http.get(f"/v1/loads?include={include}")
+                assert refused.status_code == 400 and "include must be core or all: /server_info" in refused.text
             brief = {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 50}
             assert (await http.get("/get_load")).json() == [brief]
             for path in ("/health", "/health_generate", "/ping", "/"):

@@ -96,6 +96,10 @@ async def loads(context: ServerContext, request: Request) -> Response:
     form = request.query_params.get("format", "json")
     if form not in ("json", "prometheus"):
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
+    include = request.query_params.get("include", "all")
+    if not {name.strip() for name in include.split(",")} <= {"", "all", "core"}:
+        elsewhere = "/server_info has memory_usage, and /metrics the queues, speculation, adapters and transfers"
+        raise RequestError(f"include must be core or all: {elsewhere}; got {include!r}.", field="include")
     replicas, rank = context.settings.parallel.dp_size, request.query_params.get("dp_rank")
     if rank is not None and rank not in map(str, range(replicas)):
         raise RequestError(f"dp_rank must be a replica's number, 0 to {replicas - 1}; got {rank!r}.", field="dp_rank")

@@ -48,7 +48,7 @@ WIDE |= {"{": re.compile(r"\{[^{}]*(\{|\d{4})")}
 # What Python raises of a template, while it is compiled and while it runs.
 FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError, SyntaxError)
 SIZED = (str, bytes, list, tuple, range)
-CONTAINERS = (list, tuple, dict, *map(type, ({}.keys(), {}.values(), {}.items())))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *map(type, ({}.keys(), {}.values(), {}.items())))
 # How much an argument may weigh for slow ones, and for those that make many values of one.
 SLOW = ("do_title", "do_wordwrap", "do_urlize", "do_striptags", "do_wordcount", "do_pprint", "encode", "decode")
 HEAVIEST = {**dict.fromkeys(SLOW, 1 << 18), **dict.fromkeys(("split", "rsplit", "splitlines", "do_list"), 1 << 24)}

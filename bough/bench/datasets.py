@@ -11,11 +11,11 @@ import json
 import random
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from bough.bench.backends import Conversation, Prompt, Turn
 from bough.core.errors import SettingsError
+from bough.core.files import user_path
 from bough.tokenizer.tokenizer import Tokenizer
 
 COMMON = (
@@ -211,7 +211,7 @@ def _texts(entry: Any) -> list[str]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return user_path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"Cannot read the data set {path}: {error.strerror}.") from None
     except UnicodeDecodeError:

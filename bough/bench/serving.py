@@ -23,6 +23,7 @@ from bough.bench.driver import LEAD_S, OnProgress, Target, drive, poisson_arriva
 from bough.bench.http_client import HttpClient, ServerError, reaching
 from bough.bench.metrics import draw_png, headline, html_report, require_matplotlib, summarise, text_report
 from bough.core.errors import SettingsError
+from bough.core.files import user_path
 from bough.core.setting_checks import flag_of, json_object, require_above_zero, require_counts
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -95,7 +96,7 @@ def check(args: argparse.Namespace) -> None:
         raise SettingsError(f"--procs {args.procs} is more than --max-concurrency {args.max_concurrency} allows.")
     for name in ("output_file", "plot", "html"):
         path = getattr(args, name)
-        if path is not None and not Path(path).expanduser().resolve().parent.is_dir():
+        if path is not None and not user_path(path).resolve().parent.is_dir():
             raise SettingsError(f"{flag_of(name)}: there is no folder {Path(path).parent}.")
 
 
@@ -195,19 +196,19 @@ def _measure(args: argparse.Namespace, target: Target, conversations: Sequence[C
 def _write(args: argparse.Namespace, result: dict[str, Any], records: Sequence[Record]) -> None:
     if args.output_file is not None:
         line = result | (_details(records) if args.output_details else {})
-        with Path(args.output_file).expanduser().open("a", encoding="utf-8") as file:
+        with user_path(args.output_file).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     if args.plot is None and args.html is None:
         return
     png = draw_png(records, headline(result))
     if args.plot is not None:
         try:
-            Path(args.plot).expanduser().write_bytes(png)
+            user_path(args.plot).write_bytes(png)
         except OSError as error:
             raise SettingsError(f"Cannot write the picture {args.plot}: {error.strerror}.") from None
     if args.html is not None:
         page = html_report(result, shown_settings(args), png)
-        Path(args.html).expanduser().write_text(page, encoding="utf-8")
+        user_path(args.html).write_text(page, encoding="utf-8")
 
 
 def _details(records: Sequence[Record]) -> dict[str, list[Any]]:

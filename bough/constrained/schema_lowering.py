@@ -96,14 +96,16 @@ class _SchemaLowering(Lowering):
         todo, seen = list(parts), dict[Part, None]()
         while todo:
             part = todo.pop(0)
-            node = self.source.at(part[0])
+            node, whole = self.source.at(part[0]), (part[0], part[1] | APPLICATORS)
             if node is False:
                 return None
-            if part in seen or node is True:
+            if whole in seen or node is True:
                 continue
             if not isinstance(node, dict):
                 raise self.source.error(part[0], "is not a schema")
-            seen[part] = None
+            seen[whole] = None
+            if part == whole:  # what it adds is among the parts, perhaps with a branch chosen
+                continue
             if isinstance(node.get("$ref"), str) and (target := self._target(node["$ref"], part[0])) is not None:
                 todo.append((target, NO_KEYWORDS))
             todo += [(join(part[0], "allOf", index), NO_KEYWORDS) for index in range(len(node.get("allOf", ())))]

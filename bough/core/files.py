@@ -16,7 +16,7 @@ def home() -> Path:
     """`BOUGH_HOME`, or `bough` in the user's cache folder: models, packed weights, compiled kernels, traces."""
     chosen = os.environ.get("BOUGH_HOME")
     if chosen:
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "bough"
 

@@ -107,6 +107,7 @@ class ProcessPool:
                 if not process.was_killed():
                     raise
                 self._end(process)
+                process = None  # its place stays empty if another one does not start
                 process = self._start()
                 return process.ask(message, timeout_s)
         except (TimeoutError, EOFError, ConnectionError):

@@ -1,16 +1,16 @@
 """Configuration files: YAML with a mapping at its top, and one sentence for whatever is wrong with it."""
 
-from pathlib import Path
 from typing import Any
 
 from bough.core.errors import SettingsError
+from bough.core.files import user_path
 
 
 def read_yaml(file: str) -> dict[Any, Any]:
     import yaml  # only for those who have such a file
 
     try:
-        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
+        content = yaml.safe_load(user_path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"Cannot read the configuration file {file}: {error.strerror}.") from None
     except UnicodeDecodeError:

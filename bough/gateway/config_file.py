@@ -15,6 +15,7 @@ import msgspec
 
 from bough.core.custom_code import check_server_code
 from bough.core.errors import SettingsError
+from bough.core.files import user_path
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
 from bough.core.setting_checks import check_value
 from bough.core.yaml_file import read_yaml
@@ -114,7 +115,7 @@ def _key(number: int, entry: Any) -> ClientKey:
 
 class ConfigFile:
     def __init__(self, file: str, gateway: Gateway) -> None:
-        self._path = Path(file).expanduser()
+        self._path = user_path(file)
         self._gateway = gateway
         self._applied: FileContent | None = None
         self._seen: bytes | None = None

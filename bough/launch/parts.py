@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bough.core.errors import ModelError, SettingsError
+from bough.core.files import user_path
 from bough.core.seeds import seed_for_requests
 from bough.core.setting_checks import by_kind, json_object
 from bough.core.settings import MediaSettings, ModelSettings, Settings
@@ -30,7 +31,7 @@ def open_tokenizer(files: ModelFiles, settings: ModelSettings) -> Tokenizer | No
 
     path = files.tokenizer or files.gguf or files.folder
     if settings.tokenizer_path is not None:
-        path = Path(settings.tokenizer_path).expanduser()
+        path = user_path(settings.tokenizer_path)
     metadata = _gguf_metadata(path) if path.suffix.lower() == ".gguf" and not path.is_dir() else None
     return load_tokenizer(
         path, chat_template=settings.chat_template, metadata=metadata, trust_remote_code=settings.trust_remote_code
@@ -65,7 +66,7 @@ def attach_media(
         return lambda: None
     from bough.multimodal.preparer import KINDS, MediaPreparer
 
-    path, family = Path(settings.model.tokenizer_path or files.folder).expanduser(), given.get("model_type")
+    path, family = user_path(settings.model.tokenizer_path or str(files.folder)), given.get("model_type")
     if family not in KINDS:
         return lambda: None
     client.preparer = MediaPreparer(family, files.folder, path, tokenizer, settings.media, client.meter)
@@ -113,7 +114,7 @@ def check_adapters(settings: Settings) -> None:
     given, resolver, parallel = adapter_paths(settings.lora.lora_paths), settings.lora.lora_resolver, settings.parallel
     if (given or resolver) and not settings.lora.enable_lora:
         raise SettingsError(f"--lora-{'paths' if given else 'resolver'} needs --enable-lora; add it.")
-    if resolver and not Path(resolver).expanduser().is_dir():
+    if resolver and not user_path(resolver).is_dir():
         raise SettingsError(f"--lora-resolver: {resolver} is no folder; make it, or name another.")
     alone = parallel.simulate_tp * parallel.groups == 1 and not settings.speculative.has_model
     if settings.lora.enable_lora and not alone:

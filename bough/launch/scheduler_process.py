@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from bough.core.child_environment import settle_garbage
+from bough.core.files import user_path
 from bough.core.plan import Limits
 from bough.core.settings import ProcessSettings, Settings
 from bough.launch.disaggregation import open_handover
@@ -55,7 +56,7 @@ def open_trace(settings: ProcessSettings, dp_rank: int | None) -> StepTrace | No
     if not settings.enable_step_trace and settings.step_trace_path is None:
         return None
     chosen = settings.step_trace_path
-    path = default_trace_path(home()) if chosen is None else Path(chosen).expanduser().absolute()
+    path = default_trace_path(home()) if chosen is None else user_path(chosen).absolute()
     trace = StepTrace(path if dp_rank is None else path.with_stem(f"{path.stem}-DP{dp_rank}"))
     log.info("the step trace is written to %s", trace.path)
     return trace

@@ -6,9 +6,9 @@ Both say by what stored keys and values are multiplied to get them back. What th
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from bough.core.errors import ModelError, SettingsError
+from bough.core.files import user_path
 from bough.loader.source import WeightSource
 
 Scales = list[tuple[float, float]]  # of keys and of values, for each layer
@@ -36,7 +36,7 @@ def checkpoint_scales(source: WeightSource, layers: int) -> Scales:
 def file_scales(path: str, layers: int, rank: int = 0) -> Scales:
     """{"kv_cache": {"scaling_factor": {rank: {layer: number}}}}: one number for a layer's keys and values alike."""
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = json.loads(user_path(path).read_text(encoding="utf-8"))
         factors = content["kv_cache"]["scaling_factor"][str(rank)]
         scales = [float(factors[str(layer)]) for layer in range(layers)]
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from bough.core.errors import ModelError
 
 T = TypeVar("T")
+MOST_EXPERTS = 1 << 16
 MOST = {"num_hidden_layers": 4096, "num_labels": 1_000_000}  # things that are listed before any weight is looked at
 
 
@@ -48,15 +49,19 @@ class Fields:
         return self._needed(name, default if value is None else value)
 
     def optional_integer(self, name: str) -> int | None:
-        most = MOST.get(name)
-        what = "a whole number of at least 1" if most is None else f"a whole number from 1 to {most:,}"
-        value: int | None = self._read(name, int, what, lambda number: 1 <= number <= (most or number))
-        return value
+        return self._whole(name, 1)
 
     def count(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 0."""
-        value = self._read(name, int, "a whole number of at least 0", lambda number: number >= 0)
-        return self._needed(name, default if value is None else int(value))
+        value = self._whole(name, 0)
+        return self._needed(name, default if value is None else value)
+
+    def _whole(self, name: str, least: int) -> int | None:
+        most = MOST.get(name, MOST_EXPERTS if "experts" in name else 2**31 - 1)
+        value: int | None = self._read(
+            name, int, f"a whole number from {least} to {most:,}", lambda number: least <= number <= most
+        )
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0."""
@@ -88,7 +93,7 @@ class Fields:
         """One token id or a list of them; none is an empty tuple."""
         value = self.values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+        if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31 for token in ids):
             raise ModelError(f"{self.where}: {name} must be a token id or a list of them, got {value!r}.")
         return tuple(ids)
 

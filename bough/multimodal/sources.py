@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from bough.core.errors import RequestError
+from bough.core.files import user_path
 from bough.core.media import MediaKind, MediaSource
 
 FIELDS: dict[MediaKind, str] = {"image": "image_data", "video": "video_data", "audio": "audio_data"}
@@ -116,7 +117,7 @@ def _read_file(path: str, root: str | None, most: int) -> bytes:
     if root is None:
         advice = "start with --allowed-local-media-path FOLDER, or send the bytes as base64"
         raise RequestError(f"Requests may not name files here; {advice}.")
-    home = Path(root).expanduser().resolve()
+    home = user_path(root).resolve()
     try:
         with open(os.open(home / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             inside = Path(f"/proc/self/fd/{file.fileno()}").readlink().is_relative_to(home)

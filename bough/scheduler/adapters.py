@@ -8,11 +8,11 @@ Cached prefixes belong to an adapter's content, not to its name.
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from bough.core.control import ADAPTER_FILES, LoadAdapter, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.errors import BoughError, RequestError
+from bough.core.files import user_path
 from bough.core.plan import Executor
 from bough.core.settings import LoraSettings
 from bough.messages.outputs import Reply
@@ -193,7 +193,7 @@ class Adapters:
 
 def find_below(folder: str, name: str) -> str | None:
     """The path of the adapter of this name inside the folder, if there is one. Neither names nor links lead out."""
-    root, parts = Path(folder).expanduser().resolve(), name.split("/")
+    root, parts = user_path(folder).resolve(), name.split("/")
     if not all(parts) or {".", ".."} & {*parts}:
         return None
     try:

@@ -12,9 +12,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from bough.core.files import home
+from bough.core.files import home, user_path
 from bough.storage.store import HEADER, Buffer, log
 
 FOLDER_VARIABLES = ("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR")
@@ -27,7 +26,7 @@ class Files:
 
     def __init__(self, max_bytes: int = 0) -> None:
         chosen = next(filter(None, map(os.environ.get, FOLDER_VARIABLES)), None)
-        self.folder = Path(chosen).expanduser() if chosen else home() / "kv"
+        self.folder = user_path(chosen) if chosen else home() / "kv"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (found := self.folder.stat()).st_uid != os.geteuid() or found.st_mode & 0o077:
             raise PermissionError(f"{self.folder} must be yours alone: `chmod 700`, or set {FOLDER_VARIABLES[0]}")

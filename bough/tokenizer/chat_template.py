@@ -39,10 +39,19 @@ WIDEST = 1 << 20  # a number that says how much a call makes
 # Calls and filters that are told so by a number, that may make as much as two arguments multiplied, and that format.
 WIDTHS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes", "_to_json"}
 WIDTHS |= {"do_center", "do_indent", "do_batch", "do_slice", "do_round", "do_wordwrap"}
-MULTIPLY = ("expandtabs", "replace", "join", "_to_json", "do_indent", "do_replace", "do_join", "do_wordwrap")
-FORMAT = ("format", "format_map", "do_format")
-# In a format, a width or precision of so many digits, or one that an argument gives.
-WIDE = re.compile(r"%(\([^)]*\))?[-+ #0.\d]*(\*|\d{7})|\{[^{}]*\d{7}")
+MULTIPLY = {"expandtabs", "replace", "join", "translate", "_to_json"}
+MULTIPLY |= {"do_indent", "do_replace", "do_join", "do_wordwrap"}
+FORMAT = {"format": "{", "format_map": "{", "do_format": "%"}
+# In a format, a width or precision of four digits, or one that an argument gives; or a name that could hide one.
+WIDE = {"%": re.compile(r"%(\([^()]*\))?[-+ #0.\d]*(\*|\d{4})|%\([^()]*(\(|\Z)")}
+WIDE |= {"{": re.compile(r"\{[^{}]*(\{|\d{4})")}
+# What Python raises of a template, while it is compiled and while it runs.
+FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError, SyntaxError)
+SIZED = (str, bytes, list, tuple, range)
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *map(type, ({}.keys(), {}.values(), {}.items())))
+# How much an argument may weigh for slow ones, and for those that make many values of one.
+SLOW = ("do_title", "do_wordwrap", "do_urlize", "do_striptags", "do_wordcount", "do_pprint", "encode", "decode")
+HEAVIEST = {**dict.fromkeys(SLOW, 1 << 18), **dict.fromkeys(("split", "rsplit", "splitlines", "do_list"), 1 << 24)}
 
 
 class ChatTemplate:
@@ -216,6 +225,8 @@ def given_template(given: str) -> str:
         compile_template(source)
     except TemplateSyntaxError as error:
         raise SettingsError(f"--chat-template, line {error.lineno}: {error.message}") from None
+    except FAULTS as error:
+        raise SettingsError(f"--chat-template cannot be compiled: {error}.") from None
     return source
 
 
@@ -234,11 +245,13 @@ def _run(source: str, variables: Mapping[str, Any]) -> str:
         raise RequestError(f"The chat template refused the messages: {error.message}", field="messages") from None
     except RequestError:
         raise
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
-        # Python's own errors out of a template's expressions: it met a shape of message that it does not expect.
+    except FAULTS as error:
+        # Most often it met a shape of message that it does not expect.
         raise RequestError(
             f"The chat template cannot render these messages: {type(error).__name__}: {error}", field="messages"
         ) from None
+    finally:
+        _clock.__dict__.clear()
 
 
 @cache
@@ -249,8 +262,9 @@ def compile_template(source: str) -> Template:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import ext, nodes, parser, visitor
+    from jinja2 import ext, nodes, parser, pass_context, visitor
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
 
     class GenerationBlock(ext.Extension):
         """`{% generation %}` marks what an assistant wrote, for training; here its content is just rendered."""
@@ -267,38 +281,46 @@ def _environment() -> Environment:
             return self.generic_visit(node)
 
         def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
-            node.node = nodes.Filter(node.node, "_sized", [], [], None, None)
+            node.node = nodes.Filter(self.visit(node.node), "_sized", [], [], None, None)
             return node
+
+        def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+            self.generic_visit(node)
+            return nodes.Filter(nodes.List(node.nodes), "join", [], [], None, None)
 
     class Limited(ImmutableSandboxedEnvironment):
         """Template authors need not mean well. To go on for ever takes loops or calls; to fill the memory, values that
         grow from one to the next by a name, an argument or a block, or an operator that multiplies."""
 
-        intercepted_binops = frozenset(("*", "**", "%"))
-        concat = staticmethod(lambda parts: _sized("".join(parts)))
+        intercepted_binops = frozenset(("+", "*", "**", "%"))
+        concat = staticmethod(lambda parts: "".join(_sized(list(parts))))
 
         def _generate(self, source: nodes.Template, *given: Any, **options: Any) -> str:
             return super()._generate(Counting().visit(source), *given, **options)
 
         def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-            for value in (*args, *kwargs.values()):
-                _sized(value)
             owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # Jinja wraps `format`
             make = partial(super().call, context, obj, *args, **kwargs)
             return _made(getattr(obj, "__name__", ""), make, owner, *args, *kwargs.values())
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _allow(operator != "%" or not _is_wide(left))
+            if operator == "%":
+                _check_format("%", left, right)
+            if operator == "+":
+                _allow(_length(left) + _length(right) <= MOST_TEXT)
+                return left + right
             for value, times in ((left, right), (right, left)):
-                if operator != "%" and isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
-                    _sized(value, times)
+                if operator[0] == "*" and isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
+                    _sized(value, times << 10 if isinstance(value, int) else times)
             return super().call_binop(context, operator, left, right)
 
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
+    environment.finalize = pass_context(lambda _, shown: _made("", lambda: shown))
     del environment.globals["lipsum"]  # any amount of text, and of no use in a prompt
     environment.filters["tojson"] = _to_json
     environment.filters = {name: _bounded(each) for name, each in environment.filters.items()}
     environment.filters |= {"_ticking": _ticking, "_sized": _sized}
+    environment.globals["namespace"] = type("Namespace", (Namespace,), {"__repr__": object.__repr__})
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
@@ -320,9 +342,7 @@ def _ticking(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _sized(value: Any, times: int = 1) -> Any:
-    """Numbers count more: the time that they take grows faster than their length."""
-    size = value.bit_length() << 10 if isinstance(value, int) else _length(value)
-    _allow(size * abs(times) <= MOST_TEXT)
+    _allow(_weight(value) * abs(times) <= MOST_TEXT)
     return value
 
 
@@ -332,22 +352,43 @@ def _allow(fits: bool) -> None:
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
+    if isinstance(value, SIZED):
+        return len(value)
+    return 1 << 17 if isinstance(value, Iterator) else 0  # which nobody knows
 
 
-def _is_wide(form: Any) -> bool:
-    return isinstance(form, str) and WIDE.search(form.replace("%%", "")) is not None
+def _weight(value: Any) -> int:
+    """Characters and values to write it: those of a list that stands in a list twice count twice. Large numbers count
+    more: the time that they take grows faster than their length."""
+    if not isinstance(value, CONTAINERS):
+        if isinstance(value, int):
+            return max(value.bit_length(), value.bit_length() ** 2 >> 10)
+        return len(value) if isinstance(value, SIZED) else 1
+    known: dict[int, tuple[Any, int]] = _clock.__dict__.setdefault("weights", {})  # by ids, which stay theirs as long
+    if id(value) not in known:
+        inside = itertools.chain(value, value.values()) if isinstance(value, dict) else value
+        known[id(value)] = value, 1 + sum(map(_weight, inside))
+    return known[id(value)][1]
+
+
+def _check_format(sign: str, form: Any, *given: Any) -> None:
+    text = form.decode("latin-1") if isinstance(form, bytes) else str(form)
+    plain = text.replace(2 * sign, "")
+    _allow(len(text) <= WIDEST and plain.count(sign) * (1000 + sum(map(_weight, given))) <= MOST_MADE)
+    _allow(WIDE[sign].search(plain) is None)
 
 
 def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
     """What a call makes of these; the first may be the text whose method it is."""
     _tick()
     width = max((abs(each) for each in given[1:] if isinstance(each, int)), default=0) if name in WIDTHS else 0
+    _allow(width <= WIDEST and max(map(_weight, given), default=0) <= HEAVIEST.get(name, MOST_TEXT))
     if name in MULTIPLY:
-        first, second = sorted([width, 1, *map(_length, given)])[-2:]
+        first, second = sorted([width, 1, *map(_weight if name in ("translate", "_to_json") else _length, given)])[-2:]
         _allow(first * second <= MOST_MADE)
-    _allow(width <= WIDEST and not (name in FORMAT and _is_wide(given[0])))
-    made = make()
+    if name in FORMAT:
+        _check_format(FORMAT[name], *given)
+    made = _sized(make())
     _clock.made += _length(made)
     _allow(_clock.made <= MOST_MADE)
     return made
@@ -360,7 +401,8 @@ def _bounded(filter: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None, **options: Any) -> str:
+    _allow(indent is None or (indent if isinstance(indent, int) else len(indent)) < 100)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

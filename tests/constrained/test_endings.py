@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 
 from bough.constrained.prepare import prepare
@@ -71,3 +73,21 @@ def test_parts_without_a_finite_value_are_left_out(backend: str) -> None:
 def test_recursion_that_ends_is_left_alone() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#"}}}
     assert accepts(matcher_of(json_schema_spec(schema), "xgrammar"), '{"a": {"a": {}}}')
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+@pytest.mark.parametrize("how", ["allOf", "$ref", "both"])
+def test_choices_behind_what_a_schema_refers_to_come_to_an_end(backend: str, how: str) -> None:
+    some = {"anyOf": [{"required": ["a"]}, {"required": ["b"], "properties": {"b": {"const": 2}}}]}
+    behind = {
+        "allOf": {"allOf": [some]},
+        "$ref": {"$ref": "#/$defs/some"},
+        "both": {"allOf": [{"$ref": "#/$defs/some"}]},
+    }
+    properties = {"a": {"const": 1}, "b": {"enum": [2, 3]}}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False, "$defs": {"some": some}}
+    matcher = matcher_of(json_schema_spec(schema | behind[how]), backend)
+    for text in ("{}", '{"a": 1}', '{"b": 2}', '{"b": 3}', '{"a": 1, "b": 3}', '{"a": 1, "b": 2}'):
+        assert accepts(matcher, text) == jsonschema.Draft202012Validator(schema | behind[how]).is_valid(
+            json.loads(text)
+        )

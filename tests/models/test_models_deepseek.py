@@ -115,7 +115,10 @@ def test_every_so_manieth_layer_may_have_experts() -> None:
         ({"model_type": "deepseek_v32", "index_head_dim": 32}, "smaller than qk_rope_head_dim"),
         ({"model_type": "glm_moe_dsa", "indexer_types": ["full"]}, "must say full or shared for 5 layers"),
         ({"model_type": "glm_moe_dsa", "index_topk_pattern": "SFFFF"}, "the first layer has no other"),
-        ({"first_k_dense_replace": "two"}, "first_k_dense_replace must be a whole number of at least 0, got 'two'"),
+        (
+            {"first_k_dense_replace": "two"},
+            "first_k_dense_replace must be a whole number from 0 to 2,147,483,647, got 'two'",
+        ),
         (
             {"model_type": "deepseek_v2", "num_experts_per_tok": 6, "topk_method": "noaux_tc"},
             "'noaux_tc' is not supported",

@@ -42,6 +42,21 @@ def test_a_process_gives_what_decoding_here_gives_and_another_takes_its_place_wh
         pool.close()
 
 
+def test_a_place_whose_next_process_did_not_start_is_filled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool("bough.speech.decoder", b"", 1)
+    try:
+        pool.warm()
+        (process,) = pool._running
+        os.kill(process._process.pid, signal.SIGKILL)
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "_module", "bough.nothing_of_this_name")
+            with pytest.raises(ChildProcessError, match="did not start"):
+                pool.exchange(wav(1.0), 60.0)
+        assert len(read_answer(pool.exchange(wav(1.0), 60.0))) == SAMPLE_RATE
+    finally:
+        pool.close()
+
+
 def test_the_status_of_a_reason_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(file: bytes) -> np.ndarray:
         raise RequestError("PyAV is missing.", status_code=501)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from bough.core.errors import RequestError
+from bough.core.errors import RequestError, SettingsError
 from bough.tokenizer import chat_template
-from bough.tokenizer.chat_template import ChatTemplate
+from bough.tokenizer.chat_template import ChatTemplate, given_template
 from bough.tokenizer.tokenizer import Tokenizer
 
 TALK = [
@@ -109,6 +109,7 @@ def test_what_cannot_be_continued(template: str, messages: Any, generate: bool, 
 
 
 LONG = "{% for i in range(99999) %}"
+NESTING = "{% set ns = namespace(l={'a': 1}) %}{% for i in range(60) %}{% set ns.l = "
 GROWING = "{% set ns = namespace(s='ab', l=[1, 2], n=3) %}{% for i in range(99) %}"
 
 
@@ -157,6 +158,32 @@ def test_formats_of_a_usual_width_are_filled() -> None:
         "{{ [1] | slice(1000000000) | list | length }}",
         "{{ ('\t' * 99999).expandtabs(99999) }}",
         "{{ range(99999) | map('string') | map('center', 99999) | list | length }}",
+        "{{ '%((a)b)3000000000d' % {'(a)b': 1} }}",
+        "{{ '%3000000000d'.encode() % 1 }}",
+        "{{ '{:{w}}'.format(1, w=3000000000) }}",
+        "{{ '{:300{w}}'.format(1, w=0000000) }}",
+        "{{ ('%(a)999d' * 99999) % {'a': 1} }}",
+        "{{ ('%(a)s' * 9999) % {'a': 'b' * 99999} }}",
+        "{{ ('{a}' * 9999).format(a='b' * 99999) }}",
+        "{% set s = '%(' * 400000 %}{{ s % 1 }}",
+        "{{ ('{{' * 800000).format(1) }}",
+        NESTING + "[ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+        NESTING + "(ns.l, ns.l) %}{% endfor %}{{ {ns.l: 1} }}",
+        NESTING + "{'a': ns.l, 'b': ns.l} %}{% endfor %}{{ ns.l | tojson }}",
+        NESTING + "{'a': ns.l.items(), 'b': ns.l.items()} %}{% endfor %}{{ ns.l }}",
+        "".join(f"{{% with a{i + 1} = [a{i}, a{i}] %}}" for i in range(50)) + "{{ a50 }}" + "{% endwith %}" * 50,
+        "{% macro m(l) %}{{ m([l, l]) }}{% endmacro %}{{ m([1]) }}",
+        "{{ (['a' * 99999] * 9999) | join }}",
+        "{{ [{'x': 'a' * 99999}] * 9999 }}",
+        "{{ (range(99999) | map('string') | join('a' * 99999)) | length }}",
+        "{% for x in [1] | batch(9999, 'a' * 99999) %}{{ x }}{% endfor %}",
+        "{% for i in range(2700) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{% set s = 'a' * 999999 %}{{ (" + "s ~ " * 99 + "s) | length }}",
+        "{% set s = 'a' * 999999 %}{{ (" + "s + " * 99 + "s) | length }}",
+        "{{ ('a' * 9999).translate({97: 'b' * 99999}) }}",
+        "{{ (1).from_bytes(('a' * 199999).encode(), 'big') % 7 }}",
+        "{{ [1] | tojson(indent=100000) }}",
+        "{{ ('ab' * 400000) | wordwrap(1) }}",
     ],
 )
 def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +192,44 @@ def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.
         RequestError, match=r"^The chat template makes too much text; give another with --chat-template"
     ):
         ChatTemplate(template).render(TALK)
+
+
+def test_what_only_looks_large_is_written() -> None:
+    template = (
+        '{{ \'{"a": {"b": "%s"}} (1) 20261119 100%%\' % 1 }} {{ \'{{"a": {{"b": {0}}}}}\'.format(2) }} '
+        "{% for i in range(3) %}{{ i % 2 }}{% endfor %} {{ '%(a)s %(a)5s' % {'a': 'b'} }} "
+        "{{ messages | map(attribute='content') | join('\n\n' * 99) | length }} {{ 'a' ~ 1 ~ none ~ [1] ~ nothing }} "
+        "{{ [[1, 2], {'a': none}, 1.5, true] }} {{ {'a': [1]}.items() | list | tojson(indent=1) | length }} {{ 9 + 1 }}"
+    )
+    expected = '{"a": {"b": "1"}} (1) 20261119 100% {"a": {"b": 2}} 010 b     b '
+    said = [{"role": "user", "content": "x" * 99999}] * 3
+    assert ChatTemplate(template).render(said) == (
+        expected + f"{3 * 99999 + 4 * 99} a1None[1] [[1, 2], {{'a': None}}, 1.5, True] 29 10"
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in [1] %}" * 22 + "{% endfor %}" * 22,
+        "{% if 1 %}" * 200 + "{% endif %}" * 200,
+        "{% break %}",
+        "{{ dict(a=1, a=2) }}",
+        "{% macro a(b, b) %}{% endmacro %}",
+        "{{ 1" + "0" * 5000 + " }}",
+        "{{ " + "[" * 5000 + "]" * 5000 + " }}",
+    ],
+)
+def test_a_template_that_python_cannot_compile_is_refused(template: str) -> None:
+    with pytest.raises(RequestError, match="The chat template cannot render these messages: "):
+        ChatTemplate(template).render(TALK)
+    with pytest.raises(SettingsError, match=r"^--chat-template cannot be compiled: "):
+        given_template("{{ 1 }}" + template)
+
+
+def test_nothing_of_a_conversation_is_kept_for_the_next() -> None:
+    ChatTemplate("{% set all = messages %}").render(TALK)
+    assert not chat_template._clock.__dict__
 
 
 def test_large_numbers_and_long_texts_are_values_like_others() -> None:

@@ -7,12 +7,12 @@ ZeroMQ's own tools write (`zmq.auth.create_certificates`). Flags, `ps` and /serv
 import logging
 import stat
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from bough.core.errors import SettingsError
+from bough.core.files import user_path
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class EventKey:
 def read_key(path: str) -> EventKey:
     from zmq.auth.certs import load_certificate
 
-    file = Path(path).expanduser()
+    file = user_path(path)
     try:
         public, secret = load_certificate(file)
         if secret is not None and zmq.curve_public(secret) == public:

@@ -1,4 +1,4 @@
-"""Bough: an LLM serving engine that shares every prefix and never loses a request.
+"""Bough: an LLM serving engine that shares every prefix and ends every request with an answer or an error.
 
 Names are loaded when they are first used, so that importing the package costs next to nothing.
 """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,18 @@ LONG_FILES = ("tests/system/", "tests/parity/", *SWEPT)
 LONG_TIMEOUT_S = 3600
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and items are a million objects that stay: a collection of garbage that looked at them took half a
+    second, and some tests ask for many."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((i for i, name in enumerate(LONG_FILES) if item.nodeid.startswith(name)), 99))
     for item in items:
@@ -59,6 +74,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(found[2].removeprefix("Skipped: ") for found in skipped if isinstance(found, tuple))
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tests run on all cores already, and threads that wait for another one's core are busy meanwhile. For each test
+    anew, because an executor that is built here sets the threads that its engine would have."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

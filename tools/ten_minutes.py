@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 EXAMPLE = "examples/lang/few_shot_qa.py"
 QUESTION = {"role": "user", "content": "Which trees grow in wet soil?"}
+GREETING = "Chat with "  # what the page says before the name of its model
 SERVED = re.compile(r"served at (\S+)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -116,7 +117,7 @@ def show_page(url: str) -> str:
     with tempfile.TemporaryDirectory() as profile:
         command = [CHROMIUM, *flags, f"--user-data-dir={profile}", f"{url}/ui"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    found = re.search(r"Talk to <b>([^<]+)</b>", shown)
+    found = re.search(GREETING + "<b>([^<]+)</b>", shown)
     if not found:
         raise SystemExit("The page does not name its model.")
     return f"the page names its model, {found[1]}"

@@ -4,12 +4,14 @@ does again and again, done once.
 The interpreter of triton 3.6 makes an int of a one-element array, which numpy 2.4 refuses, and cuts numbers off where a
 GPU rounds them to 8 bits. Importing this module gives it the conversions of numpy and torch. Each time one function of
 a kernel calls another, it looks through the whole language for what to replace, which takes longer than the functions
-do. On a GPU nothing is interpreted and nothing changes.
+do; and each value gets a description of its shape of its own, though there are few shapes. On a GPU nothing is
+interpreted and nothing changes.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from functools import cache
 from typing import Any
 
@@ -73,6 +75,34 @@ def _convert_float(values: np.ndarray, source: tl.dtype, target: tl.dtype, round
     return converted.view(BYTES[converted.element_size()]).view(values.shape).numpy()
 
 
+@cache
+def _block_of(sizes: tuple[int, ...]) -> tuple[Any, int, str]:
+    """What Triton's own constructor makes of a shape."""
+    made: Any = object.__new__(tl.block_type)
+    _init_block(made, tl.int32, list(sizes))
+    return made.shape, made.numel, f"<{made.shape}"
+
+
+def _init_block_once(self: Any, element_ty: tl.dtype, shape: Any) -> None:
+    self.element_ty = element_ty
+    sizes = (size.value if isinstance(size, tl.constexpr) else size for size in shape)
+    self.shape, self.numel, name = _block_of(tuple(sizes))
+    self.name = f"{name}, {element_ty}>"
+
+
+@cache
+def _tensor_of(sizes: tuple[int, ...]) -> tuple[Any, tl.constexpr]:
+    return tl.core.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+
+
+def _init_tensor_once(self: Any, handle: Any, type: tl.dtype) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = _tensor_of(tuple(type.shape) if type.is_block() else ())
+
+
+_init_block = tl.block_type.__init__
+tl.block_type.__init__ = _init_block_once
+tl.tensor.__init__ = _init_tensor_once
 interpreter._patch_lang = _patch_lang
 interpreter._patch_builtin = _patch_builtin
 interpreter._patch_lang_tensor = _patch_with_index

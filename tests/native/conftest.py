@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from bough.native.build import COMMON, VARIANT_FLAGS, compiler
 from bough.native.library import (
@@ -22,15 +21,6 @@ from bough.native.library import (
     use_instruction_set,
 )
 from tests.native.drivers import RunDriver, build_driver
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread_for_torch() -> Iterator[None]:
-    """What is computed beside the kernels is small; more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

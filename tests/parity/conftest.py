@@ -8,21 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 import bough
 from tests.parity import golden as golden_file
 from tests.parity.engines import fp32_engine
 from tests.parity.golden import Golden
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Models of a few kilobytes are only slowed by threads, badly so where cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

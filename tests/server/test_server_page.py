@@ -21,6 +21,7 @@ from bough.server.protocols import all_endpoints
 from bough.server.tracing import RecentRequests
 from tests.fakes.whole_engine import WholeEngine
 from tests.server.native_engine import NativeEngine, open_server
+from tools import ten_minutes
 
 LARGEST_GZIPPED = 300_000
 TREE = {"clock": 4, "parent": [-1], "tokens": [3], "ids": [*b"hi"]}
@@ -31,6 +32,10 @@ def engine() -> NativeEngine:
     made = NativeEngine(lambda message: [97])
     made.state = TREE
     return made
+
+
+def test_a_strangers_first_ten_minutes_find_the_models_name() -> None:
+    assert f'"{ten_minutes.GREETING}"' in (FOLDER / "app.js").read_text()
 
 
 def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> httpx.Response:

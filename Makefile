@@ -13,7 +13,7 @@ PIP_CLIENTS := $(CLIENTS)/bin/python -m pip install $(PIP_FLAGS)
 # Tests run in as many processes as there are cores; a file stays in one, because its tests share engines and servers.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install kernels clients client client-tools ui docs wheel sbom audit image schemas demo serve ten-minutes test test-slow test-all test-long check format clean
+.PHONY: install kernels clients client client-tools ui docs wheel sbom audit image schemas demo serve ten-minutes test test-slow test-long check format clean
 
 install: $(STAMP)
 
@@ -109,10 +109,6 @@ test: kernels clients schemas check
 
 test-slow: kernels clients client-tools schemas
 	$(PYTEST) -m "slow and not long and not gpu"
-
-# The quick and the slow ones at once: they are collected once, and share their engines.
-test-all: kernels clients client-tools schemas
-	$(PYTEST) -m "not long and not gpu"
 
 test-long: kernels clients schemas
 	$(PYTEST) -m "long and not gpu"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from bough.messages.channels import Addresses, own_address, split_address
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 Ranks = dist.ProcessGroup | None  # None: all
+SIGNING_S = 3.0
 
 
 class RankGroup:
@@ -175,10 +177,27 @@ class TorchGroup(RankGroup):
             collective(*arguments)
         except RuntimeError as error:  # the other end was closed, or the time is up
             place = f"Rank {self.place.rank} of {self.place.ranks}"
-            late = [] if self.progress is None else self.progress.late()
+            late = missing(arguments[-1]) if self.progress is None else self.progress.late()
             blame = f"; rank {', '.join(map(str, late))} did not come" if late else ""
             blame += f": {reason_of(error)}"
             raise RankLostError(f"{place} could not {what} with the others in {self.doing}{blame}") from error
+
+
+def missing(ranks: Any) -> list[int]:
+    """Of these ranks (a group, one rank, or all) those that do not wait for others as this one does: who gives up says
+    so where all have found each other. Others may give up a little later."""
+    store = dist.distributed_c10d._get_default_store()
+    asked = [ranks] if isinstance(ranks, int) else dist.get_process_group_ranks(ranks)
+    until = time.monotonic() + SIGNING_S
+    try:
+        store.set(f"waits{dist.get_rank()}", "")
+        while True:
+            absent = [rank for rank in asked if not store.check([f"waits{rank}"])]
+            if len(absent) <= 1 or time.monotonic() > until:
+                return absent
+            time.sleep(0.05)
+    except RuntimeError:  # the first rank's host has gone, and the store with it
+        return []
 
 
 class AttentionGroup(RankGroup):

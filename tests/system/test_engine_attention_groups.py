@@ -127,3 +127,4 @@ def test_a_group_that_hangs_ends_the_engine_by_the_timeout(folder: Path) -> None
     with grouped(folder / "moe", 2, dist_timeout=3.0) as engine:
         told = disturbed(engine, "scheduler DP1", signal.SIGSTOP)
     assert "The scheduler DP0 process" in told and "Rank 0 of 2 could not" in told and "in step " in told
+    assert "; rank 1 did not come: " in told

@@ -113,9 +113,7 @@ class ModelSettings:
     is_embedding: bool = setting(
         False, "return embeddings instead of text; always on for encoders, classifiers and sentence-transformers models"
     )
-    json_model_override_args: str = setting(
-        "{}", "JSON object whose fields replace those of the model's config.json", as_json=True
-    )
+    json_model_override_args: str = setting("{}", "JSON object that replaces fields of config.json", as_json=True)
     trust_remote_code: bool = setting(False, "run the model's own Python code if its tokenizer needs it")
     simulate_routing: str | None = setting(
         None, "for benchmarks with random weights: spread tokens evenly over experts", choices=("uniform",)
@@ -123,9 +121,7 @@ class ModelSettings:
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     default_chat_template_kwargs: str = setting(
-        "{}",
-        "JSON object of variables for the chat template; a request's chat_template_kwargs override them",
-        as_json=True,
+        "{}", "JSON object of chat template variables; a request's chat_template_kwargs override them", as_json=True
     )
     tool_call_parser: str | None = setting(
         None, "format of the model's tool calls; needed for requests with tools", choices=TOOL_CALL_PARSERS
@@ -382,9 +378,7 @@ class MediaSettings:
         as_json=True,
     )
     mm_process_config: str = setting(
-        "{}",
-        'preprocessing options by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}',
-        as_json=True,
+        "{}", 'options by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}', as_json=True
     )
     mm_processor_worker_num: int = setting(2, "processes that decode and preprocess media", low=1, high=64)
     mm_preprocess_cache_size_mb: int = setting(512, "MiB of preprocessed media that are kept for reuse", low=0)

@@ -111,8 +111,8 @@ def _mismatch(ids: IntArray, items: Sequence[Prepared]) -> RequestError:
     places = {item.kind: item.place for item in items}
     rows = {kind: sum(int((item.ids == item.row).sum()) for item in items if item.kind == kind) for kind in places}
     there = [
-        f"{given[kind]} {PLURALS[kind]}, {(ids == token).sum()} placeholders, {rows[kind]} when expanded"
-        for kind, token in places.items()
+        f"{count} {PLURALS[kind]}, {(ids == places[kind]).sum()} placeholders, {rows[kind]} when expanded"
+        for kind, count in given.items()
     ]
     names = ", ".join(f"token {token} for {kind}" for kind, token in places.items())
     return RequestError(

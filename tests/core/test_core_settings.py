@@ -39,7 +39,7 @@ def test_an_object_is_as_good_as_its_json() -> None:
     assert settings.media.mm_process_config == '{"image": {"max_pixels": 9}}'
     assert settings.media.limit_mm_data_per_request == '{"image": 1}'
     assert Settings.from_flat(settings.to_flat()) == settings
-    with pytest.raises(SettingsError, match="dtype must be a string, got {'image': 1}"):
+    with pytest.raises(SettingsError, match="dtype must be a string, got"):
         Settings.from_flat({"dtype": {"image": 1}})
 
 

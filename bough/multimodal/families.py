@@ -114,7 +114,7 @@ class Family:
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
         if self.type == "kimi_k25":
-            self._processed = msgspec.convert(usual, KimiImages)
+            self._processed: Any = msgspec.convert(usual, KimiImages)
         else:
             self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
         self._hearing = self._processed
@@ -302,7 +302,7 @@ class KimiImages(msgspec.Struct, frozen=True):
         rows, columns = (-(-side // (self.merge_size * patch)) * self.merge_size for side in (height, width))
         pixels = np.zeros((rows * patch, columns * patch, 3), dtype=np.float32)
         pixels[:height, :width] = image.resize((width, height))  # bicubic
-        pixels = (pixels - 255 * np.float32(self.image_mean)) / (255 * np.float32(self.image_std))
+        pixels = (pixels - 255 * np.array(self.image_mean, np.float32)) / (255 * np.array(self.image_std, np.float32))
         cut = pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
         return {"pixel_values": cut.reshape(-1, 3, patch, patch), "image_grid_thw": np.array([[1, rows, columns]])}
 

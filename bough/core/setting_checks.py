@@ -26,11 +26,12 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     many: bool = False,
+    as_json: bool = False,
 ) -> Any:
     """A field with what the command line and the checks need to know of it; `instead` are hints for other choices. Of
-    `many`, a list is kept as JSON."""
-    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high, "many": many}
-    return field(default=default, metadata=meta)
+    `many`, a list is kept as JSON, and an object of `as_json`."""
+    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high}
+    return field(default=default, metadata={**meta, "many": many, "as_json": as_json})
 
 
 def field_type(f: dataclasses.Field[Any]) -> tuple[type, bool]:
@@ -54,6 +55,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         value = [f"{name}={each}" for name, each in value.items()]
     if meta["many"] and isinstance(value, list | tuple):
         value = json.dumps(value, default=str) if len(value) != 1 or isinstance(value[0], Mapping) else value[0]
+    if meta["as_json"] and isinstance(value, Mapping):
+        value = json.dumps(value, default=str)
     if plain is str and isinstance(value, PurePath):
         value = str(value)
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):

@@ -113,7 +113,7 @@ class ModelSettings:
     is_embedding: bool = setting(
         False, "return embeddings instead of text; always on for encoders, classifiers and sentence-transformers models"
     )
-    json_model_override_args: str = setting("{}", "JSON object whose fields replace those of the model's config.json")
+    json_model_override_args: str = setting("{}", "JSON object that replaces fields of config.json", as_json=True)
     trust_remote_code: bool = setting(False, "run the model's own Python code if its tokenizer needs it")
     simulate_routing: str | None = setting(
         None, "for benchmarks with random weights: spread tokens evenly over experts", choices=("uniform",)
@@ -121,7 +121,7 @@ class ModelSettings:
     skip_tokenizer_init: bool = setting(False, "no tokenizer: requests and answers are token ids")
     chat_template: str | None = setting(None, "a Jinja chat template, inline or a file, instead of the model's own")
     default_chat_template_kwargs: str = setting(
-        "{}", "JSON object of variables for the chat template; a request's chat_template_kwargs override them"
+        "{}", "JSON object of chat template variables; a request's chat_template_kwargs override them", as_json=True
     )
     tool_call_parser: str | None = setting(
         None, "format of the model's tool calls; needed for requests with tools", choices=TOOL_CALL_PARSERS
@@ -180,7 +180,7 @@ class MemorySettings:
     disable_radix_cache: bool = setting(False, "do not share prefixes between requests")
     enable_memory_saver: bool = setting(False, "accepted for SGLang's users; memory can always be released")
     kv_events_config: str | None = setting(
-        None, 'publish cache events; a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}'
+        None, 'publish cache events; a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}', as_json=True
     )
     radix_eviction_policy: str = setting("lru", "which cached prefix is evicted first", choices=EVICTION_POLICIES)
     enable_hierarchical_cache: bool = setting(
@@ -215,7 +215,7 @@ class MemorySettings:
         choices=("timeout", "best_effort", "wait_complete"),
     )
     hicache_storage_backend_extra_config: str | None = setting(
-        None, 'options of the storage, as JSON such as {"max_bytes": 100000000000} or as @FILE'
+        None, 'options of the storage, as JSON such as {"max_bytes": 100000000000} or as @FILE', as_json=True
     )
 
 
@@ -375,14 +375,15 @@ class MediaSettings:
     limit_mm_data_per_request: str = setting(
         "{}",
         'most items of each kind in a prompt, as JSON such as {"image": 4}; else 64 images, 4 clips, 16 recordings',
+        as_json=True,
     )
     mm_process_config: str = setting(
-        "{}", 'preprocessing options by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}'
+        "{}", 'options by kind, as JSON such as {"image": {"max_pixels": 1048576}, "video": {"fps": 1}}', as_json=True
     )
     mm_processor_worker_num: int = setting(2, "processes that decode and preprocess media", low=1, high=64)
     mm_preprocess_cache_size_mb: int = setting(512, "MiB of preprocessed media that are kept for reuse", low=0)
     mm_max_item_mb: int = setting(64, "largest image, clip or recording as received, in MiB", low=1)
-    mm_max_pixels: int = setting(64_000_000, "images and frames with more pixels are scaled down", low=1)
+    mm_max_pixels: int = setting(64_000_000, "most pixels of an image or a frame; larger ones are refused", low=1)
     mm_max_seconds: float = setting(600.0, "longest clip or recording", low=0.1)
     mm_timeout_s: float = setting(60.0, "most seconds for fetching, and again for preprocessing, one item", low=0.1)
     allowed_media_domains: str | None = setting(

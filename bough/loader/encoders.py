@@ -64,6 +64,8 @@ def load_encoder(
     visual = getattr(model.model, "visual", None)
     if visual is not None:
         tell_sizes(visual)
+    if config.model_type == "kimi_k25":
+        tell_sizes(model.model.vision_tower)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         launch_less(visual)
     for module in model.modules():

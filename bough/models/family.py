@@ -80,6 +80,7 @@ class ModelFamily:
 
     def read_media(self, config: Fields) -> MediaConfig | None:
         """The encoders that a checkpoint has beside the language model; None where it has none that are used."""
+        config = config.renamed(self.renamed_fields)
         kind = "image" if "vision_config" in config.values else "audio"
         encoder = config.section("vision_config" if kind == "image" else "audio_config")
         tokens = (*config.token_ids(f"{kind}_token_id"), *config.token_ids(f"{kind}_token_index"))

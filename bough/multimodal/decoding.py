@@ -163,6 +163,8 @@ def _to_pixels(array: Array, limits: Limits) -> Array:
     """[height, width, 3] in bytes; channels may come first, and numbers between 0 and 1."""
     if array.shape[0] in (1, 3) and array.shape[-1] not in (1, 3):
         array = np.moveaxis(array, 0, -1)
+    if array.shape[-1] not in (1, 3):
+        raise ValueError(f"it has the shape {array.shape}; 1 or 3 channels are needed, first or last")
     limits.check_pixels(array.shape[1], array.shape[0])
     scale = 255 if array.dtype.kind == "f" and array.max() <= 1 else 1
     array = (array * scale).clip(0, 255).round().astype(np.uint8)

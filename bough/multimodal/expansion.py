@@ -109,7 +109,11 @@ def rope_positions(
 def _mismatch(ids: IntArray, items: Sequence[Prepared]) -> RequestError:
     given = Counter(item.kind for item in items)
     places = {item.kind: item.place for item in items}
-    there = [f"{given[kind]} {PLURALS[kind]}, {(ids == token).sum()} placeholders" for kind, token in places.items()]
+    rows = {kind: sum(int((item.ids == item.row).sum()) for item in items if item.kind == kind) for kind in places}
+    there = [
+        f"{count} {PLURALS[kind]}, {(ids == places[kind]).sum()} placeholders, {rows[kind]} when expanded"
+        for kind, count in given.items()
+    ]
     names = ", ".join(f"token {token} for {kind}" for kind, token in places.items())
     return RequestError(
         f"The prompt does not fit its media ({'; '.join(there)}). Write one placeholder ({names}) where each item "

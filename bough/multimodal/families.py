@@ -105,7 +105,7 @@ class Family:
         if self.type != "mistral3":
             cls = getattr(transformers, processing_auto.PROCESSOR_MAPPING_NAMES[alike])
         default = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(alike, {}).get("pil")
-        default = default or feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES[self.type]
+        default = default or feature_extraction_auto.FEATURE_EXTRACTOR_MAPPING_NAMES.get(self.type)
         given = read("processor_config.json")
         said = given.get("image_processor") or given.get("feature_extractor") or read("preprocessor_config.json")
         name = str(said.pop("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil") + "Pil"
@@ -113,7 +113,10 @@ class Family:
         patches = {n.removeprefix("spatial_"): getattr(vision, n, 1) for n in names} if self._in_grid else {}
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
-        self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
+        if self.type == "kimi_k25":
+            self._processed: Any = msgspec.convert(usual, KimiImages)
+        else:
+            self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
         self._hearing = self._processed
         if self.type == "gemma4":
             sound = {**(given.get("feature_extractor") or {}), **options.get("audio", {})}
@@ -279,6 +282,29 @@ class Family:
     def _merged(self, grid: Any) -> tuple[int, int, int]:
         time, height, width = (int(n) for n in grid)
         return time, height // self._processed.merge_size, width // self._processed.merge_size
+
+
+class KimiImages(msgspec.Struct, frozen=True):
+    """What Transformers has for Kimi K2.5, which needs torchvision: never larger, and filled up to whole patches."""
+
+    patch_size: int = 14
+    merge_size: int = 2
+    max_patches: int = 16384
+    size: dict[str, int] = msgspec.field(default_factory=lambda: {"max_height": 512})  # in patches, of both sides
+    image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __call__(self, images: list[Any], **_: Any) -> dict[str, Array]:
+        (image,), patch, most = images, self.patch_size, self.size["max_height"] * self.patch_size
+        count = max(1, image.height // patch) * max(1, image.width // patch)
+        scale = min(1.0, math.sqrt(self.max_patches / count), most / image.height, most / image.width)
+        width, height = (min(max(1, int(side * scale)), most) for side in image.size)
+        rows, columns = (-(-side // (self.merge_size * patch)) * self.merge_size for side in (height, width))
+        pixels = np.zeros((rows * patch, columns * patch, 3), dtype=np.float32)
+        pixels[:height, :width] = image.resize((width, height))  # bicubic
+        pixels = (pixels - 255 * np.array(self.image_mean, np.float32)) / (255 * np.array(self.image_std, np.float32))
+        cut = pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+        return {"pixel_values": cut.reshape(-1, 3, patch, patch), "image_grid_thw": np.array([[1, rows, columns]])}
 
 
 def _divisor(mode: str | None) -> int:

@@ -39,7 +39,7 @@ from bough.tokenizer.tokenizer import Tokenizer
 
 SEEING = (
     "llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm", "internvl", "mistral3",
-    "glm_ocr", "paddleocr_vl", "deepseek_ocr2",
+    "glm_ocr", "paddleocr_vl", "deepseek_ocr2", "kimi_k25",
 )  # fmt: skip
 WATCHING = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "minicpmv4_6",

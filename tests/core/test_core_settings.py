@@ -33,6 +33,16 @@ def test_a_path_is_as_good_as_its_text() -> None:
     assert (model.model_path, model.tokenizer_path, model.chat_template) == ("m", "t", "c")
 
 
+def test_an_object_is_as_good_as_its_json() -> None:
+    given = {"mm_process_config": {"image": {"max_pixels": 9}}, "limit_mm_data_per_request": {"image": 1}}
+    settings = Settings.from_flat(given)
+    assert settings.media.mm_process_config == '{"image": {"max_pixels": 9}}'
+    assert settings.media.limit_mm_data_per_request == '{"image": 1}'
+    assert Settings.from_flat(settings.to_flat()) == settings
+    with pytest.raises(SettingsError, match="dtype must be a string, got"):
+        Settings.from_flat({"dtype": {"image": 1}})
+
+
 def test_what_is_not_built_may_be_left_at_its_default() -> None:
     assert Settings.from_flat(dataclasses.asdict(UnbuiltSettings())) == Settings()
     assert Settings.from_flat({"dp_size": None}) == Settings()

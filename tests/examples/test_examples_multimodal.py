@@ -1,4 +1,4 @@
-"""The example with a picture: it is one that others can read, and it reaches the server."""
+"""The examples with a picture, which others can read, and with a clip: both reach the server."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from PIL import Image
 
 from tests.lang.test_lang_endpoint import native
 
-PATH = Path(__file__).parents[2] / "examples" / "multimodal" / "describe_picture.py"
+FOLDER = Path(__file__).parents[2] / "examples" / "multimodal"
 
 
-@pytest.fixture(scope="module")
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("describe_picture", PATH)
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    return load("describe_picture")
 
 
 def test_the_picture_is_a_disc(example: Any) -> None:
@@ -37,3 +41,13 @@ def test_the_picture_is_sent(example: Any) -> None:
         (body,) = [body for path, body, _ in server.asked if path == "/generate"]
     assert body["image_data"] == [f"data:image/png;base64,{base64.b64encode(example.disc()).decode()}"]
     assert "<image>What shape" in body["text"]
+
+
+def test_the_clip_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(b"\0\0\0\x18ftypmp42")
+    with native() as server:
+        assert load("describe_clip").main(str(tmp_path / "clip.mp4"), server.url)
+        (body,) = [body for path, body, _ in server.asked if path == "/generate"]
+    data = base64.b64encode((tmp_path / "clip.mp4").read_bytes()).decode()
+    assert body["video_data"] == [{"url": f"data:video/mp4;base64,{data}", "num_frames": 8}]
+    assert "<video>What happens" in body["text"]

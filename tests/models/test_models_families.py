@@ -129,3 +129,11 @@ def test_layers_with_states_as_published_checkpoints_list_them() -> None:
 def test_time_steps_without_a_bound_are_read_as_transformers_writes_them() -> None:
     recurrent = read("granitemoehybrid", time_step_limit=[0.001, {"__float__": "Infinity"}]).recurrent
     assert recurrent is not None and recurrent.step_limits == (0.001, float("inf"))
+
+
+def test_kimi_k25_reads_images_by_the_name_that_moonshot_gives_their_token() -> None:
+    family = find_family("KimiK25ForConditionalGeneration")
+    for name in ("image_token_id", "media_placeholder_token_id"):
+        media = family.read_media(Fields("config.json", {"vision_config": {"patch_size": 14}, name: 163605}))
+        assert media is not None and media.placeholder == 163605
+        assert media.architecture == "Kimi_K25ForConditionalGeneration"

@@ -6,14 +6,18 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import tokenizers
 import torch
 import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -288,6 +292,17 @@ SPECS["deepseek_ocr2"] = Spec(
     image={"size": {"height": 64, "width": 64}, "tile_size": 48},
     given={"patch_size": 1, "downsample_ratio": 4},
 )
+SPECS["kimi_k25"] = Spec(
+    "Kimi_K25Config",
+    "Kimi_K25Processor",
+    "Kimi_K25ImageProcessor",
+    {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    {"projection_hidden_size": 16, "tie_word_embeddings": False},
+    {"pos_emb_height": 8, "pos_emb_width": 8, "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}},
+    {"size": {"max_height": 4, "max_width": 4}},
+    named={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+    place="<|vision_start|><|image_pad|><|vision_end|>",
+)
 SPECS["qwen3_5_moe"] = msgspec.structs.replace(SPECS["qwen3_5"], config="Qwen3_5MoeConfig")
 SPECIAL = 94  # the first token that is no printable character of ASCII
 WORDS = [
@@ -328,8 +343,12 @@ def write_checkpoint(
     given = {"vision_config": {**VISION, **spec.vision, **(vision or {})}, **({"text_config": text} if text else {})}
     config = getattr(transformers, spec.config)(**given, **ids, **spec.settings)
     config.save_pretrained(folder)
-    image_processor = getattr(transformers, spec.image_processor)(**spec.image)
-    image_processor.save_pretrained(folder)
+    if family == "kimi_k25":
+        image_processor: Any = KimiImages(**spec.image)
+        (folder / "preprocessor_config.json").write_text(json.dumps(spec.image))
+    else:
+        image_processor = getattr(transformers, spec.image_processor)(**spec.image)
+        image_processor.save_pretrained(folder)
     if processor_config:
         (folder / "processor_config.json").write_text(json.dumps(spec.given))
     tokenizer.pad_token = "<end_of_utterance>"  # Gemma 4 pads a single text as well
@@ -341,6 +360,61 @@ def write_checkpoint(
     if family == "minicpmv4_6":
         unused["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
     return cls(image_processor=image_processor, tokenizer=tokenizer, **unused, **spec.given)
+
+
+class KimiImages:
+    """Transformers' image processor of Kimi K2.5, with Pillow and torch for the functions that torchvision has."""
+
+    model_input_names = ("pixel_values", "image_grid_thw")
+    merge_size = 2
+
+    def __init__(self, size: dict[str, int]) -> None:
+        path = "torchvision.transforms.v2"
+        stubs = {name: ModuleType(name) for name in ("torchvision", "torchvision.transforms", path)}
+        stubs[path].functional = None  # type: ignore[attr-defined]
+        sys.modules.update(stubs)
+        module = importlib.import_module("transformers.models.kimi_k25.image_processing_kimi_k25")
+        for name in stubs:  # nobody else is to think that it is there
+            del sys.modules[name]
+        self._theirs, self._size = module.Kimi_K25ImageProcessor, transformers.image_utils.SizeDict(**size)
+        self.patchify = partial(self._theirs.patchify, self)
+
+    def __call__(self, images: Any, **_: Any) -> Any:
+        options = {
+            "do_resize": True,
+            "size": self._size,
+            "resample": None,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": self._theirs.image_mean,
+            "image_std": self._theirs.image_std,
+            "patch_size": self._theirs.patch_size,
+            "merge_size": self._theirs.merge_size,
+            "max_patches": self._theirs.max_patches,
+            "disable_grouping": None,
+            "return_tensors": "np",
+        }
+        given = [torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous() for image in images]
+        return self._theirs._preprocess(self, given, **options)
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def resize(self, images: torch.Tensor, size: Any, resample: None) -> torch.Tensor:
+        pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+        resized = [picture.resize((size.width, size.height), Image.Resampling.BICUBIC) for picture in pictures]
+        return torch.from_numpy(np.stack([np.array(picture) for picture in resized])).permute(0, 3, 1, 2)
+
+    def pad(self, images: torch.Tensor, pad_size: Any) -> torch.Tensor:
+        height, width = images.shape[-2:]
+        return torch.nn.functional.pad(images, (0, pad_size.width - width, 0, pad_size.height - height))
+
+    def rescale_and_normalize(
+        self, images: torch.Tensor, do_rescale: bool, factor: float, do_normalize: bool, mean: Any, std: Any
+    ) -> torch.Tensor:
+        middle, width = (torch.tensor(each).view(3, 1, 1) * (1.0 / factor) for each in (mean, std))
+        return (images.float() - middle) / width
 
 
 def processor_class(name: str) -> Any:
@@ -431,6 +505,21 @@ LANGUAGE["deepseek_ocr2"] = {
     "moe_intermediate_size": 24,
     "mlp_layer_types": ["dense", "sparse"],
 }
+LANGUAGE["kimi_k25"] = {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
 LANGUAGE["minicpmv4_6"] = LANGUAGE["qwen3_5"]
 SEEING: dict[str, dict[str, Any]] = {  # what an encoder with weights needs beside what `SPECS` has
     "qwen2_vl": {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64},
@@ -477,4 +566,12 @@ def write_model(folder: Path, family: str) -> tuple[Any, Any]:
         model.get_output_embeddings().weight[SPECIAL:] = 0.0  # every token of an answer is its text
     model.generation_config = transformers.GenerationConfig(do_sample=False)
     model.save_pretrained(folder)
+    if family == "kimi_k25":
+        as_published(folder / "model.safetensors")
     return processor, model
+
+
+def as_published(file: Path) -> None:
+    """Transformers writes the layers of Kimi's text as if they were its tower's blocks."""
+    tensors = {name.replace("model.blocks.", "model.layers."): value for name, value in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})

@@ -366,8 +366,8 @@ def test_numbers_do_not_match_is_said_with_the_counts(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "llava")
     worker, tokenizer = worker_of(tmp_path), load_tokenizer(tmp_path)
     items = prepare(worker, tmp_path, [as_png(picture(30, 30)), as_png(picture(40, 40))])
-    for text, count in (("<image> only", 1), ("<image><image><image>", 3), ("none", 0)):
-        with pytest.raises(RequestError, match=rf"2 images, {count} placeholders"):
+    for text, count in (("<image> only", 1), ("<image><image><image>", 3), ("<image>" * 7, 7), ("none", 0)):
+        with pytest.raises(RequestError, match=rf"2 images, {count} placeholders, 8 when expanded"):
             expand(np.array(tokenizer.encode(text), dtype=np.int32), items, tokenizer)
 
 

@@ -82,6 +82,11 @@ def test_objects_of_the_caller() -> None:
         content = as_source("image", form).content
         assert isinstance(content, bytes)
         np.testing.assert_array_equal(np.asarray(decode_image(content, LIMITS, None)), pixels)
+    for other in (np.zeros((6, 8, 4), np.uint8), np.zeros((2, 6, 8), np.uint8)):
+        content = as_source("image", other).content
+        assert isinstance(content, bytes)
+        with pytest.raises(RequestError, match="1 or 3 channels are needed"):
+            decode_image(content, LIMITS, None)
     source = as_source("video", {"path": "film.mp4", "num_frames": 4})
     assert source == MediaSource("video", "film.mp4", None, 4)
     for wrong in (3, {}, {"path": "x", "num_frames": 0}, {"path": "x", "num_frames": True}, ""):

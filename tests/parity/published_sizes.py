@@ -25,5 +25,6 @@ PUBLISHED_SIZES = {
     "llava_next": "7B–34B", "llava_onevision": "0.5B–72B", "internvl": "1B–78B", "idefics3": "8B",
     "smolvlm": "256M–2.2B", "qwen2_vl": "2B–72B", "qwen2_5_vl": "3B–72B", "qwen3_vl": "2B–32B",
     "qwen3_vl_moe": "30B-A3B, 235B-A22B", "glm4v": "9B", "glm4v_moe": "106B-A12B", "glm_ocr": "0.9B",
-    "paddleocr_vl": "0.9B", "minicpmv4_6": "–", "deepseek_ocr2": "3B", "qwen2_audio": "7B", "whisper": "39M–1.5B",
+    "paddleocr_vl": "0.9B", "minicpmv4_6": "–", "deepseek_ocr2": "3B", "kimi_k25": "1T-A32B", "qwen2_audio": "7B",
+    "whisper": "39M–1.5B",
 }  # fmt: skip

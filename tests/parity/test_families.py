@@ -592,7 +592,7 @@ def lines() -> Iterator[str]:
         if family.model_types[0] in ELSEWHERE + ENCODERS:
             cases = [Case({}, native=family.model_types[0] not in (*SPARSE, "modernbert"))]
         # On one, docs/performance.md says; its Transformers computes Granite's hybrids in another way.
-        on_gpus = "interpreted" if family.model_types[0] in (*ELSEWHERE, "granitemoehybrid") else "H200"
+        on_gpus = "interpreted" if family.model_types[0] in (*ELSEWHERE, "granitemoehybrid", "kimi_k25") else "H200"
         if not cases and family.model_types[0] in IMAGES:
             cases = [Case({}, native=False)]
         if family.model_types[0] == "whisper":  # in test_whisper.py

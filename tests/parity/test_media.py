@@ -17,6 +17,7 @@ import transformers
 
 from bough.core.media import Feature, MediaItem, MediaKind, MediaPrompt, media_ids
 from bough.messages.requests import LogprobRequest
+from tests.multimodal.checkpoints import as_published
 from tests.parity.engines import LocalEngine
 
 VOCAB, NEW, TOLERANCE = 97, 5, 1e-4
@@ -342,7 +343,40 @@ CASES["qwen3_5_moe"] = replace(
 )
 
 
-INTERPRETED = ("qwen2_vl", "gemma3", "qwen3_vl")  # that the CUDA executor is tried with, without a GPU
+CASES["kimi_k25"] = Case(
+    {
+        "text_config": {
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+        },
+        "vision_config": {
+            **CLIP,
+            "pos_emb_height": 8,
+            "pos_emb_width": 8,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 1e4},
+        },
+        "projection_hidden_size": 32,
+        "tie_word_embeddings": False,
+    },
+    [
+        Image({"pixel_values": pixels(h * w, 3, 4, 4, seed=h), "image_grid_thw": torch.tensor([[1, h, w]])})
+        for h, w in ((4, 6), (8, 4))
+    ],
+    text_type="deepseek_v3",
+)
+
+
+INTERPRETED = ("qwen2_vl", "gemma3", "qwen3_vl", "kimi_k25")  # that the CUDA executor is tried with, without a GPU
 
 
 @dataclass
@@ -458,6 +492,8 @@ def make(name: str, folder: Path) -> Model:
         theirs.get_output_embeddings().weight[VIDEO : IMAGE + 1] = 0.0  # never the most likely tokens
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if name == "kimi_k25":
+        as_published(folder / "model.safetensors")
     return Model(folder, theirs, case)
 
 

@@ -135,7 +135,8 @@ def _gptq(section: Fields) -> Quantization:
     dynamic = section.section("dynamic")
     if dynamic is not None and any(not rule.startswith("-:") for rule in dynamic.values):
         raise _refuse(section, "dynamic with bits of its own for some modules", "rules that leave modules out (-:)")
-    return Quantization("gptq", f"GPTQ with {bits} bits", bits=bits, zero_shift=1 if version == "gptq" else 0)
+    title = f"GPTQ with {bits} bits{' and act-order' if section.boolean('desc_act') else ''}"
+    return Quantization("gptq", title, bits=bits, zero_shift=1 if version == "gptq" else 0)
 
 
 AUTO_ROUND = {"auto_round:auto_gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0}  # what zero points are lowered by

@@ -16,7 +16,8 @@ INSTEAD = (
     "on a CPU, fp8 on a GPU."
 )
 MODELOPT_FILE = "hf_quant_config.json"
-SECTIONS = ("quantization_config", "compression_config")  # compressed-tensors' first releases used the second
+# The second is of compressed-tensors' first releases, the third of MLX.
+SECTIONS = ("quantization_config", "compression_config", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ def quantization_of(files: ModelFiles) -> Quantization | None:
         for name in SECTIONS:
             section = None if outer is None else outer.section(name)
             if section is not None:
-                return _read(section, section.text("quant_method", "unnamed"))
+                usual = "mlx" if "group_size" in section.values else "unnamed"  # MLX names itself nowhere
+                return _read(section, section.text("quant_method", usual))
     path = files.folder / MODELOPT_FILE
     section = Fields(str(path), read_json(path)).section("quantization") if path.is_file() else None
     return None if section is None else _read(section, "modelopt")

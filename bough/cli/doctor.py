@@ -66,6 +66,7 @@ class Fit(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int | None = None
     kv_tokens: int | None = None
     flags: str = ""  # with which it fits; empty: as it was asked for
+    attention_backend: str | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ def run(argv: Sequence[str]) -> int:
     missing = (*look_for_missing(), *findings)
     ok = not any(finding.needed for finding in missing)
     machine, use = look_at_machine(), look_at_use(settings)
+    use["attention_backend"] = fit.attention_backend or use["attention_backend"]
     if parsed.json:
         report = {"ok": ok, "version": __version__, "machine": machine, "use": use, "fit": fit, "missing": missing}
         print(json.dumps(msgspec.to_builtins(report), indent=2))
@@ -219,7 +221,7 @@ def look_at_use(settings: Settings) -> Facts:
         "dtype": _dtype_name(settings, torch),
         "threads": model.cpu_threads or compute_cores(),
         "torch": None if torch is None else str(torch.__version__),
-        "attention_backend": _attention_backend(model),
+        "attention_backend": _attention_backend(settings, torch),
         "cpu_instruction_set": None if library is None else instruction_sets(library)[-1],
         "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus],
     }
@@ -292,10 +294,18 @@ def _dtype_name(settings: Settings, torch: Any | None) -> str:
     return "bfloat16" if _device(settings.model, torch) == "cuda" else "float32"
 
 
-def _attention_backend(model: ModelSettings) -> str:
-    if model.attention_backend != "auto":
-        return model.attention_backend
-    return "torch" if load_library() is None else "native"
+def _attention_backend(settings: Settings, torch: Any | None, config: ModelConfig | None = None) -> str:
+    """That of the model; without one, of those that the native kernels can compute."""
+    if settings.model.attention_backend != "auto":
+        return settings.model.attention_backend
+    if _device(settings.model, torch) == "cuda":
+        return "triton"
+    if load_library() is None or torch is None or config is None:
+        return "torch" if load_library() is None else "native"
+    from bough.executor.build import native_obstacle
+
+    dtype = getattr(torch, _dtype_name(settings, torch))
+    return "native" if native_obstacle(settings, config, dtype) is None else "torch"
 
 
 def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFiles | None:
@@ -323,11 +333,12 @@ def _files_on_disk(settings: Settings, entry: catalogue.Entry | None) -> ModelFi
 def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tuple[Fit, list[Finding]]:
     """What fits with the settings as they are. Where that is not the whole context: what does with the first
     remedy that helps, or else a part of it that is enough for a usual request, with as little change as possible."""
-    from bough.executor.load_model import resolve_config
+    from bough.executor.load_model import initial_format, resolve_config
     from bough.loader.source import DummySource
 
     config = resolve_config(files, settings)
-    shapes = DummySource(config, getattr(torch, _dtype_name(settings, torch)))
+    stored = "float32" if initial_format(settings) == "dummy" else config.dtype
+    shapes = DummySource(config, getattr(torch, stored))
     fit, error = _try(name, files, settings, config, shapes, torch)
     whole, fitting = config.context_length, {"": fit} if error is None else {}
     if (fit.kv_tokens or 0) < whole:
@@ -366,23 +377,22 @@ def _try(
     from bough.distributed.topology import Topology
     from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
     from bough.executor.load_model import check_split, resolve_chunk
-    from bough.executor.native_tapes import why_not_recorded
     from bough.executor.splits import weight_bytes_of
     from bough.loader.load import open_source, packed_size
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
     on_gpu = _device(settings.model, torch) == "cuda"
     dtype = getattr(torch, _dtype_name(settings, torch))
-    weight_bytes, cache_like = shapes.nbytes(), dtype
-    if on_gpu and (numbers := weight_bytes_of(files, settings)) < torch.bfloat16.itemsize:
-        tables = 2 * config.vocab_size * config.hidden_size * dtype.itemsize
-        rest = max(0, weight_bytes - tables) // dtype.itemsize
-        weight_bytes = min(weight_bytes, tables) + int(rest * numbers)
-    on_disk, fewer_bits = files.gguf or files.safetensors, settings.model.quantization in ("int8", "int4")
-    packs = not on_gpu and dtype == torch.float32 and _attention_backend(settings.model) == "native"
-    if packs and (on_disk or fewer_bits) and why_not_recorded(config) is None:
-        source = open_source(files, config) if on_disk else shapes
+    weight_bytes, cache_like = shapes.nbytes() // shapes.dtype.itemsize * dtype.itemsize, dtype
+    backend = _attention_backend(settings, torch, config)
+    numbers = weight_bytes_of(files, settings, "cuda" if on_gpu else "cpu")
+    if on_gpu and numbers < torch.bfloat16.itemsize:
+        weight_bytes = _narrowed(weight_bytes, config, dtype.itemsize, numbers)
+    if backend == "native":
+        source = open_source(files, config) if files.gguf or files.safetensors else shapes
         weight_bytes, quantised = packed_size(source, settings.model.quantization)
+        if source is shapes and settings.model.quantization == "auto" and numbers < torch.bfloat16.itemsize:
+            weight_bytes, quantised = _narrowed(weight_bytes, config, shapes.dtype.itemsize, numbers), True
         cache_like = torch.float16 if quantised else dtype
     ranks = Topology(tp_size=settings.parallel.tp_size)  # one of which is looked at
     weight_bytes //= ranks.tp_size
@@ -391,7 +401,7 @@ def _try(
     except SettingsError as error:
         return Fit(name, "does not fit"), error
     of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), ranks)
-    fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups))
+    fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups), attention_backend=backend)
     free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
     share = sizing.GPU_FRACTION if on_gpu else sizing.CPU_POOL_SHARE
     most_rows = sizing.GPU_ROWS if on_gpu else CPU_ROWS
@@ -415,6 +425,12 @@ def _try(
         return fit, error
     tokens = size.pages[0] * settings.memory.page_size
     return msgspec.structs.replace(fit, note=size.note, kv_tokens=tokens), None
+
+
+def _narrowed(weight_bytes: int, config: ModelConfig, width: int, numbers: float) -> int:
+    """The weights with so many bytes for a number instead of `width`, but for the vectors of the vocabulary."""
+    tables = min(weight_bytes, 2 * config.vocab_size * config.hidden_size * width)
+    return tables + int((weight_bytes - tables) // width * numbers)
 
 
 def _requirements() -> list[tuple[str, str | None]]:

@@ -263,7 +263,7 @@ def native_library(
 ) -> ctypes.CDLL | None:
     """The compiled kernels, if this engine is to use them; else one line says why not, unless that was asked for."""
     unwanted = (names.prefill, names.decode) != ("native", "native")
-    why = "torch attention is asked for (--attention-backend)" if unwanted else _obstacle(settings, config, dtype)
+    why = "torch attention is asked for (--attention-backend)" if unwanted else native_obstacle(settings, config, dtype)
     library = load_library() if why is None else None
     if library is not None:
         return library
@@ -289,7 +289,7 @@ def tell_kernels(formats: Iterable[Format], threads: int, cache: torch.dtype) ->
     log.info("native kernels (%s) on %s, KV cache of %s", kernels, counted, cache)
 
 
-def _obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
+def native_obstacle(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> str | None:
     if max(settings.parallel.tp_size, settings.parallel.simulate_tp) > 1:
         return "they cannot add up the results of several ranks (--tp-size)"
     if settings.parallel.pp_size > 1:

@@ -215,6 +215,8 @@ def load_model(
     load.check_weights(slots, source)
     if topology.has_ends:
         load.check_ends(slots, source)
+    if topology.all_groups.tp_rank == 0:
+        load.check_biases(slots, source)
     if packed_ops is not None:
         weight_bytes, instead = load.packed_size(source, settings.model.quantization)[0], "--quantization int4"
     else:

@@ -47,13 +47,20 @@ class Outlook(msgspec.Struct, frozen=True):
     paces: tuple[Pace, ...]
 
 
-def weight_bytes_of(files: ModelFiles, settings: Settings) -> float:
-    """Of a number of the layers on a GPU."""
+# Bytes of a number of the layers, by the titles of formats that are kept; what else is quantised becomes 16-bit floats.
+KEPT = {
+    "cuda": ((r"FP8( in blocks of \d+ x 128)?$|float8$", 1.0), (r"^MXFP4|with 4 bits$|int4$", 0.5)),
+    "cpu": ((r"(with 4 bits|int4)$", 0.625), (r"(?i)(with 8 bits|int8)$", 1.0625)),
+}
+
+
+def weight_bytes_of(files: ModelFiles, settings: Settings, device: str = "cuda") -> float:
+    """Of a number of the layers."""
     asked, stored = settings.model.quantization, quantization_of(files)
-    if asked in ("auto", "none"):
-        title = "" if stored is None or asked == "none" else stored.title
-        return 0.5 if re.search(r"(?<!\d)4( bits)?$", title) else 1.0 if title else 2.0
-    return 0.5 if asked == "int4" else 1.0
+    if asked not in ("auto", "none"):
+        return 0.5 if asked == "int4" else 1.0
+    title = stored.title if stored is not None and asked == "auto" else ""
+    return next((size for pattern, size in KEPT[device] if re.search(pattern, title)), 2.0)
 
 
 def outlooks(

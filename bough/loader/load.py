@@ -210,6 +210,16 @@ def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:
             raise ModelError(f"Tensor {name} has shape {list(source.shape(name))}, the model expects {ends}; {UNFIT}.")
 
 
+def check_biases(slots: Iterable[WeightSlot], source: WeightSource) -> None:
+    """Raises if a matrix that is read has a bias that is not. The slots are those of a rank that adds all biases. Some
+    tools write biases of zeros that no model adds."""
+    slot_names = {slot.name for slot in slots}
+    for name in set(source.names()) - slot_names:
+        if name.endswith(".bias") and f"{name[:-4]}weight" in slot_names and source.read(name).any():
+            text = f"Tensor {name} has no place in this model, whose answers would be wrong without it"
+            raise ModelError(f"{text}; try --model-impl transformers, or a checkpoint without this bias.")
+
+
 def _part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
     if len(index) > len(shape):
         return ()

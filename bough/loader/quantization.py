@@ -16,7 +16,8 @@ INSTEAD = (
     "on a CPU, fp8 on a GPU."
 )
 MODELOPT_FILE = "hf_quant_config.json"
-SECTIONS = ("quantization_config", "compression_config")  # compressed-tensors' first releases used the second
+# The second is of compressed-tensors' first releases, the third of MLX.
+SECTIONS = ("quantization_config", "compression_config", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ def quantization_of(files: ModelFiles) -> Quantization | None:
         for name in SECTIONS:
             section = None if outer is None else outer.section(name)
             if section is not None:
-                return _read(section, section.text("quant_method", "unnamed"))
+                usual = "mlx" if "group_size" in section.values else "unnamed"  # MLX names itself nowhere
+                return _read(section, section.text("quant_method", usual))
     path = files.folder / MODELOPT_FILE
     section = Fields(str(path), read_json(path)).section("quantization") if path.is_file() else None
     return None if section is None else _read(section, "modelopt")
@@ -135,7 +137,8 @@ def _gptq(section: Fields) -> Quantization:
     dynamic = section.section("dynamic")
     if dynamic is not None and any(not rule.startswith("-:") for rule in dynamic.values):
         raise _refuse(section, "dynamic with bits of its own for some modules", "rules that leave modules out (-:)")
-    return Quantization("gptq", f"GPTQ with {bits} bits", bits=bits, zero_shift=1 if version == "gptq" else 0)
+    title = f"GPTQ with {bits} bits{' and act-order' if section.boolean('desc_act') else ''}"
+    return Quantization("gptq", title, bits=bits, zero_shift=1 if version == "gptq" else 0)
 
 
 AUTO_ROUND = {"auto_round:auto_gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0}  # what zero points are lowered by

@@ -335,7 +335,7 @@ class DummySource(WeightSource):
             stops = [*(cut.stop for cut in slot.index), *slot.target.shape[len(slot.index) :]]
             ends = tuple(stop or size for stop, size in zip(stops, slot.target.shape, strict=True))
             self._shapes[slot.name] = tuple(map(max, ends, self._shapes.get(slot.name, ends)))
-        self._dtype = dtype
+        self.dtype = dtype
         # One block for all tensors, read from another place for each name: drawing billions of numbers takes minutes.
         block = torch.randn(DUMMY_BLOCK, generator=torch.Generator().manual_seed(0)) * DUMMY_SCALE
         self._block = block.to(dtype).to(device or torch.device("cpu"))
@@ -349,10 +349,10 @@ class DummySource(WeightSource):
 
     def nbytes(self) -> int:
         """Size of all tensors in the source's type."""
-        return sum(map(math.prod, self._shapes.values())) * self._dtype.itemsize
+        return sum(map(math.prod, self._shapes.values())) * self.dtype.itemsize
 
     def stored_type(self, name: str) -> GGMLQuantizationType:
-        return FLOAT_TYPES[self._dtype]
+        return FLOAT_TYPES[self.dtype]
 
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         first, *others = self._shapes[name]

@@ -61,7 +61,7 @@ class Ernie45(ModelFamily):
     pairs_apart = neighbours = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        return {"mlp_bias": config.boolean("use_bias")}
+        return {"mlp_bias": config.boolean("use_bias") or config.boolean("mlp_bias")}
 
 
 class Ernie45Moe(Ernie45):
@@ -75,7 +75,7 @@ class Ernie45Moe(Ernie45):
             shared_size=inner * config.count("moe_num_shared_experts"),
             dense_layers=_dense_layers(config),
         )
-        return {**super().fields(config), "moe": moe}
+        return {**super().fields(config), "moe": moe, "head_bias": config.boolean("use_bias")}
 
     def names(self, config: ModelConfig) -> Names:
         mlp, bias = "model.layers.*.mlp", "e_score_correction_bias"

@@ -52,7 +52,8 @@ def sparse_steps(config: Fields) -> tuple[bool, ...]:
     return dense if any(dense) else ()
 
 
-class Qwen3Moe(Qwen2):
+class Qwen3Moe(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
         moe = read_moe(config, renormalise=config.boolean("norm_topk_prob"), dense_layers=sparse_steps(config))
-        return {**super().fields(config), "moe": moe}
+        slides = config.boolean("use_sliding_window")  # then all layers do
+        return {"moe": moe, **(window_fields(config, lambda _: True) if slides else {})}

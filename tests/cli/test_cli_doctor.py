@@ -29,6 +29,10 @@ TINY = {
     "tie_word_embeddings": False,
 }
 
+LARGER = {**TINY, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -123,8 +127,7 @@ def test_the_model_may_be_an_argument_and_a_configuration_alone(capsys: Capture,
 def test_what_fits_with_fewer_bits_is_said_with_its_flags(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {**TINY, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({**LARGER, "dtype": "float32"}))
     whole = examine(capsys, str(tmp_path))["fit"]["weight_bytes"]
     monkeypatch.setattr(doctor, "free_memory_bytes", lambda: int(0.6 * whole))
     report = examine(capsys, str(tmp_path), code=1)
@@ -133,6 +136,56 @@ def test_what_fits_with_fewer_bits_is_said_with_its_flags(
     assert report["missing"][-1]["fix"] == "add --quantization int8"
     fitting = examine(capsys, str(tmp_path), "--quantization", "int8")
     assert fitting["fit"]["flags"] == "" and fitting["fit"]["kv_tokens"] == report["fit"]["kv_tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled, which keep 16 bits")
+def test_a_configuration_alone_is_counted_as_its_files(capsys: Capture, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LARGER, "tie_word_embeddings": True}))
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    whole, alone = (examine(capsys, str(tmp_path / name))["fit"] for name in ("whole", "alone"))
+    assert {**whole, "model": "", "note": "", "kv_tokens": 0} == {**alone, "model": "", "note": "", "kv_tokens": 0}
+    assert whole["weight_bytes"] == pytest.approx(2 * model.num_parameters(), rel=0.01)
+
+
+@pytest.mark.skipif(load_library() is None, reason="the CPU kernels are not compiled, which keep 4 bits")
+@pytest.mark.parametrize(
+    ("quantization", "share"),
+    [
+        (AWQ, 0.31),  # of 16 bits
+        (GPTQ, 0.31),
+        ({**GPTQ, "bits": 8}, 0.53),
+        ({**GPTQ, "desc_act": True}, 1.0),
+        ({"quant_method": "fp8"}, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 1.0),
+    ],
+)
+def test_quantised_layers_are_counted_as_a_cpu_keeps_them(
+    quantization: dict[str, Any], share: float, capsys: Capture, tmp_path: Path
+) -> None:
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    for folder, more in ((plain, {}), (quantised, {"quantization_config": quantization})):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**LARGER, **more}))
+    whole, kept = (examine(capsys, str(folder))["fit"]["weight_bytes"] for folder in (plain, quantised))
+    assert kept / whole == pytest.approx(share, abs=0.02)
+
+
+def test_the_back_end_is_the_one_that_computes_the_model(
+    capsys: Capture, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The native kernels have no recurrent layers."""
+    shape = {**TINY, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "architectures": ["Lfm2ForCausalLM"]}))
+    assert examine(capsys, str(tmp_path))["use"]["attention_backend"] == "torch"
+    if load_library() is not None:
+        assert examine(capsys, tiny)["use"]["attention_backend"] == "native"
+        assert examine(capsys, tiny, "--dtype", "bfloat16")["use"]["attention_backend"] == "torch"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +236,35 @@ def test_a_gpu_is_given_the_flags_that_cost_least(
     assert report["fit"]["flags"] == flags
     with_flags = examine(capsys, str(shape), *flags.split())["fit"]
     assert with_flags["flags"] == "" and with_flags["kv_tokens"] >= with_flags["context_length"]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "share"),
+    [
+        (AWQ, 0.27),
+        ({"quant_method": "fp8"}, 0.52),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 0.52),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 1.0),  # these become 16-bit floats
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, 1.0),
+        ({**GPTQ, "bits": 8}, 1.0),
+        ({**GPTQ, "desc_act": True}, 1.0),
+    ],
+)
+def test_quantised_layers_are_counted_as_a_gpu_keeps_them(
+    quantization: dict[str, Any], share: float, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (140 << 30, 141 << 30))
+    sizes = []
+    for more in ({}, {"quantization_config": quantization}):
+        (tmp_path / "config.json").write_text(json.dumps({**LARGER, **more}))
+        report = examine(capsys, str(tmp_path))
+        assert report["use"]["attention_backend"] == "triton"
+        sizes.append(report["fit"]["weight_bytes"])
+    assert sizes[1] / sizes[0] == pytest.approx(share, abs=0.03)
 
 
 @pytest.mark.parametrize(("free_gib", "flags"), [(140, ""), (64, "--quantization fp8"), (20, None)])

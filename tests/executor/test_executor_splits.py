@@ -131,9 +131,11 @@ def test_sizes_that_the_model_does_not_divide_are_left_out() -> None:
     ("section", "expected"),
     [
         (None, 2.0),
-        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, 1.0),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1.0),
         ({"quant_method": "awq", "bits": 4}, 0.5),
-        ({"quant_method": "gptq", "bits": 8}, 1.0),
+        # These become 16-bit floats.
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, 2.0),
+        ({"quant_method": "gptq", "bits": 8}, 2.0),
     ],
 )
 def test_a_checkpoint_says_how_wide_its_weights_are(tmp_path: Path, section: Any, expected: float) -> None:

@@ -13,9 +13,9 @@ from bough.core.model_config import ModelConfig
 from bough.layers.weights import WeightSlot
 from bough.loader import load
 from bough.loader.config import read_config
-from bough.loader.load import check_ends, load_weights, open_source
+from bough.loader.load import check_biases, check_ends, load_weights, open_source
 from bough.loader.locate import ModelFiles
-from bough.loader.source import DummySource, SafetensorsSource
+from bough.loader.source import DummySource, SafetensorsSource, TensorSource
 
 CPU = torch.device("cpu")
 MATRIX = torch.arange(40, dtype=torch.float32).view(10, 4)
@@ -87,6 +87,17 @@ def test_what_is_read_of_a_tensor_goes_to_its_end(source: SafetensorsSource) -> 
     check_ends([*parts, WeightSlot("v", torch.empty(4))], source)
     with pytest.raises(ModelError, match=r"Tensor m has shape \[10, 4\], the model expects \[4, 4\]; the weights and"):
         check_ends(parts[1:], source)
+
+
+def test_a_bias_that_no_layer_adds_must_be_zero() -> None:
+    """Zeros are what tools for quantisation write where a layer has none."""
+    ones, bias = torch.ones(2), torch.zeros(2)
+    source = TensorSource({"a.weight": MATRIX, "a.bias": bias, "b.bias": ones, "c.bias": ones})
+    slots = [WeightSlot("a.weight", torch.empty(10, 4)), WeightSlot("b.bias", torch.empty(2))]
+    check_biases(slots, source)
+    bias[1] = 1e-3
+    with pytest.raises(ModelError, match=r"Tensor a\.bias has no place in this model"):
+        check_biases(slots, source)
 
 
 def test_sources_by_format(source: SafetensorsSource, tmp_path: Path, tiny_config: ModelConfig) -> None:

@@ -96,6 +96,12 @@ def test_other_methods_are_refused_with_what_would_work(tmp_path: Path, method: 
         found(tmp_path, {"quant_method": method, "bits": 4})
 
 
+@pytest.mark.parametrize("name", ["quantization", "quantization_config"])
+def test_mlx_is_known_by_its_fields(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=rf"{name}: weights quantised with 'mlx' are not supported"):
+        found(tmp_path, None, **{name: {"group_size": 64, "bits": 4}})
+
+
 def test_modelopt_has_a_file_of_its_own(tmp_path: Path) -> None:
     content = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))

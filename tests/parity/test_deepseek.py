@@ -198,7 +198,8 @@ def test_layers_behind_the_last_are_not_looked_at(
 
 
 @pytest.mark.slow
-def test_the_engine_says_what_they_say(checkpoint: tuple[transformers.PreTrainedModel, Path]) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_engine_says_what_they_say(checkpoint: tuple[transformers.PreTrainedModel, Path], device: str) -> None:
     """From a folder with config.json and weights alone: prompts in chunks, a prefix from the cache, several at once."""
     theirs, folder = checkpoint
     config = resolve_config(locate(str(folder)), Settings())
@@ -211,7 +212,7 @@ def test_the_engine_says_what_they_say(checkpoint: tuple[transformers.PreTrained
             for text in texts
         ]
     settings = {"chunked_prefill_size": 32, "max_total_tokens": 1024, "dtype": "float32", "cpu_threads": 1}
-    engine = LocalEngine(folder, new=new, device="cpu", **settings)
+    engine = LocalEngine(folder, new=new, device=device, **settings)
     answers = [*engine.ask(texts[0]), *engine.ask(*texts[1:])]
     assert [output for output, _ in answers] == expected
     assert answers[1][1] >= 44, "from the cache"

@@ -22,7 +22,7 @@ from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
 from bough.layers.spread import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
-from bough.loader.load import check_ends, load_weights, open_source
+from bough.loader.load import check_biases, check_ends, load_weights, open_source
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import FAMILIES, build_model, find_family
@@ -187,7 +187,7 @@ CASES: dict[str, Case] = {
     "stablelm": Case({"use_qkv_bias": True}),
     "stablelm-parallel": Case({"use_parallel_residual": True}, model_type="stablelm"),
     "nemotron": Case({}),
-    "helium": Case({"head_dim": 16}),
+    "helium": Case({"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "arcee": Case({}),
     "jais2": Case({"head_dim": 16}),
     "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
@@ -227,7 +227,16 @@ CASES: dict[str, Case] = {
     "qwen2_moe": Case({**EXPERTS, "num_experts": 5, "shared_expert_intermediate_size": 56}),
     "qwen3_moe": Case({**EXPERTS, "head_dim": 16, "num_experts": 5, "norm_topk_prob": True}),
     "qwen3_moe-dense-layers": Case(
-        {**EXPERTS, "num_hidden_layers": 4, "num_experts": 5, "mlp_only_layers": [3], "decoder_sparse_step": 2},
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "num_experts": 5,
+            "mlp_only_layers": [3],
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "attention_bias": True,
+        },
         model_type="qwen3_moe",
     ),
     "gpt_oss": Case({"head_dim": 16, "num_local_experts": 5, "sliding_window": 9}),
@@ -273,6 +282,10 @@ CASES: dict[str, Case] = {
             "moe_layer_end_index": 2,
             "use_bias": False,
         }
+    ),
+    "ernie4_5_moe-biases": Case(
+        {"moe_intermediate_size": 24, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 0, "use_bias": True},
+        model_type="ernie4_5_moe",
     ),
     "dots1": Case(
         {
@@ -440,6 +453,8 @@ def forward(
     load_weights(ours.slots(), source, progress=False, device=CPU)
     if group.topology.has_ends:
         check_ends(ours.slots(), source)
+    if group.topology.tp_rank == 0:
+        check_biases(list(ours.slots()), source)
     return Forward(ours, page_size=4, dtype=dtype, topology=group.topology)
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import bough
+from bough.core.errors import ModelError
 from bough.models.registry import FAMILIES, find_family
 from tests.parity import gguf_files, test_families, test_media
+from tests.parity.engines import LocalEngine
 from tests.parity.test_families import ENCODERS, NEW, prompt
 
 # Of each family: its first case in test_families.py, else that of a GGUF file or of a model that reads images.
@@ -53,3 +56,13 @@ def continued(theirs: transformers.PreTrainedModel, tokens: list[int]) -> list[i
     for _ in range(NEW):
         text.append(int(theirs(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
     return text[len(tokens) :]
+
+
+def test_a_bias_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    """Answers without it would be wrong."""
+    test_families.make("llama", tmp_path)
+    name = "model.layers.1.mlp.down_proj.bias"
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), name: torch.ones(test_families.SIZES["hidden_size"])}, file)
+    with pytest.raises(ModelError, match=rf"Tensor {name} has no place in this model.* --model-impl transformers"):
+        LocalEngine(tmp_path, new=NEW, device="cpu", attention_backend="torch", max_total_tokens=100)

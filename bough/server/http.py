@@ -131,6 +131,7 @@ class HttpServer(uvicorn.Server):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # macOS permits less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
+        self._woken = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -185,11 +186,26 @@ class HttpServer(uvicorn.Server):
         full = used >= (limit - limit // 16 - connections * self._onward if connections else limit)
         if full != self._full:
             self._full, loop = full, asyncio.get_running_loop()
+            self._woken.set()
             if full:
                 loop.remove_reader(self._listener)
             else:
                 loop.add_reader(self._listener, self._accept)
             self.config.encoded_headers = [(b"connection", b"close")] if full else []  # ends connections without a race
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "should_exit":
+            self._woken.set()
+
+    async def main_loop(self) -> None:
+        """Uvicorn's own looks ten times a second, which is most of what an idle process costs."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1 if self._full else 10
+            self._woken.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), 0.1 if self._full else 1.0)
 
     async def on_tick(self, counter: int) -> bool:
         if self._full:

@@ -41,11 +41,11 @@ LOAD_QUERIES = (
     Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
     Query("dp_rank", int, "one replica alone"),
 )
-# Sections of /v1/loads: its figures, by their names in what a replica announces, says of itself and is worked out of that.
+# Sections of /v1/loads: figures by their names in what a replica announces, says of itself and is worked out of that.
 SECTIONS = {
     "memory": {"weight_gb": "weight", "kv_cache_gb": "kvcache", "token_capacity": "token_capacity"},
     "spec": {"accept_length": "spec_accept_length", "accept_rate": "spec_accept_rate"},
-    "queues": dict(waiting="num_waiting_reqs", grammar="num_grammar_queue_reqs", retracted="num_retracted_reqs"),
+    "queues": {"waiting": "num_waiting_reqs", "grammar": "num_grammar_queue_reqs", "retracted": "num_retracted_reqs"},
 }
 
 
@@ -114,18 +114,16 @@ async def loads(context: ServerContext, request: Request) -> Response:
     if form == "prometheus":
         page = metrics_page(None, states, context.model.name, context.settings.server.metrics_names)
         return Response(page, headers={"content-type": CONTENT_TYPE})
-    limits = _replica_limits(context)
-    shown = [_load(limits[state.get("dp_rank", 0)], state, chosen) for state in states]
+    limits, shown = _replica_limits(context), []
+    for state in states:
+        of = limits[state.get("dp_rank", 0)]
+        facts = {"dp_rank": 0, **of, **of["memory_usage"], **state, **state_figures(state)}
+        facts["utilization"] = max(facts["token_usage"], facts["num_running_reqs"] / facts["max_running_requests"])
+        for section, figures in SECTIONS.items():
+            if chosen & {section, "all"} and (section != "spec" or facts["spec_verify_ct"]):  # else there are no drafts
+                facts[section.replace("spec", "speculative")] = {as_: facts[name] for as_, name in figures.items()}
+        shown.append(msgspec.convert(facts, Load))
     return json_response(Loads(time.time(), __version__, context.client.replica_count, shown))
-
-
-def _load(limits: State, state: State, chosen: set[str]) -> Load:
-    facts = {"dp_rank": 0, **limits.get("memory_usage", {}), **limits, **state, **state_figures(state)}
-    facts["utilization"] = max(facts["token_usage"], facts["num_running_reqs"] / facts["max_running_requests"])
-    for section, figures in SECTIONS.items():
-        if chosen & {section, "all"} and (section != "spec" or facts["spec_verify_ct"]):  # else there are no drafts
-            facts[section.replace("spec", "speculative")] = {name: facts[key] for name, key in figures.items()}
-    return msgspec.convert(facts, Load)
 
 
 async def brief_load(context: ServerContext, request: Request) -> Response:

@@ -483,7 +483,7 @@ def test_information() -> None:
                 "speculative": {"accept_length": 1.5, "accept_rate": 0.25},
                 "queues": {"waiting": 1, "grammar": 0, "retracted": 1},
             }
-            assert sections.items() <= load.items()
+            assert sections.items() <= load.items() and isinstance(load["memory"]["token_capacity"], int)
             for include in ("all", "core,all", "", "core, memory,spec,queues"):
                 assert (await http.get(f"/v1/loads?include={include}")).json()["loads"] == [load]
             for include, kept in (("core", ()), ("spec", ("speculative",)), ("core,queues", ("queues",))):

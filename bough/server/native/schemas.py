@@ -430,7 +430,7 @@ class Load(msgspec.Struct):
     utilization: float  # the larger share in use, of tokens or of requests
     max_running_requests: int
     prefill_tokens_per_s: float | None = None  # how fast prompts are computed; null before the first
-    memory: dict[str, float] | None = None
+    memory: dict[str, int | float] | None = None
     speculative: dict[str, float] | None = None  # null without drafts
     queues: dict[str, int] | None = None
 

@@ -52,6 +52,7 @@ class Gateway:
         self._proxy = Proxy(*parts, self.pairing)
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: dict[Scope, float] = {}  # the scope of each call, and when its time is up
+        self._called = asyncio.Event()  # since the last look
         self._stopping = False
         self._ticking: asyncio.Task[None] | None = None
 
@@ -88,6 +89,7 @@ class Gateway:
         scope, exchange = Scope(), outlet.exchange
         scope.owner = call.task = exchange.task
         self._running[scope] = time.monotonic() + self.settings.request_timeout_secs
+        self._called.set()
         try:
             with scope:
                 exchange.on_leave = scope.end_wait
@@ -129,6 +131,9 @@ class Gateway:
 
     async def _tick(self) -> None:
         while True:
+            if not self._running:  # nothing waits, lasts or is remembered
+                self._called.clear()
+                await self._called.wait()
             try:
                 for _ in range(QUEUE_TICKS):
                     await asyncio.sleep(TICK_S / QUEUE_TICKS)

@@ -4,15 +4,15 @@ the client in one step, past both parsers of HTTP. Everything else takes the lon
 
 import asyncio
 import re
-from collections.abc import Callable
 
 from bough.gateway.outlet import Outlet
 from bough.gateway.responses import OpenStream, secret_of
 from bough.gateway.resume import ResumableText
 
-# One chunk with one event: of a worker that says its tokens (see `resume`), and of any other.
+# One chunk with one event of a worker that says its tokens (see `resume`).
 OWN = re.compile(rb"[^\r]+\r\n: ids ([\d,]+)\n((?:data: \{|event: content.*\ndata: \{).*\n\n)\r\n").fullmatch
-FOREIGN = re.compile(rb"[^\r]+\r\n((?:data: \{|event: .*\ndata: \{).*\n\n)\r\n").fullmatch
+# How any other worker's ends that can be the last with something to learn; what is in it does not matter.
+END = b"}\n\n\r\n"
 LONGEST = 2048
 # How a chunk begins, by its length with its size and the ends of lines.
 HEADS = {len(head) + size + 2: head for size in range(1, LONGEST) for head in (b"%x\r\n" % size,)}
@@ -23,15 +23,15 @@ class Relay(asyncio.Protocol):
     costs is mostly the memory that it touches."""
 
     __slots__ = (
-        *("_add", "_before", "_client", "_feed", "_last", "_lease", "_outlet"),
-        *("_push", "_secret", "_sent", "_text", "_transport", "_whole"),
+        *("_add", "_before", "_client", "_feed", "_last", "_lease", "_outlet", "_own"),
+        *("_push", "_ready", "_secret", "_sent", "_text", "_transport"),
     )
 
     def __init__(self, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
         self._lease, self._text, self._outlet = stream.lease, text, outlet
         self._client, self._push, self._add = outlet.exchange.connection, outlet.exchange.transport.write, text.add_ids
         self._feed, self._transport = stream.response.feed, stream.response.transport
-        self._whole: Callable[[bytes], re.Match[bytes] | None] | None = None
+        self._ready = self._own = False  # whether the long way holds nothing back, and the worker says its tokens
         self._last, self._sent = b"", 0  # of the short way, what came last and how much
         self._before = self._transport.get_protocol()
         key = stream.lease.worker.api_key
@@ -44,16 +44,16 @@ class Relay(asyncio.Protocol):
         self._transport.set_protocol(self._before)
 
     def data_received(self, data: bytes) -> None:
-        whole = self._whole  # None while the long way holds something back
-        if whole is not None and self._client.takes_more and data.startswith(HEADS.get(len(data), b"?")):
-            found = whole(data)
-            if found is not None and (self._secret is None or self._secret not in data):
-                if whole is OWN:
+        head = HEADS.get(len(data), b"?")
+        if self._ready and self._client.takes_more and data.startswith(head):
+            found = OWN(data) if self._own else None
+            if (found or (not self._own and data.endswith(END))) and (self._secret is None or self._secret not in data):
+                if found:
                     ids, event = found.groups()
                     self._push(b"%x\r\n%b\r\n" % (len(event), event))
                     self._add(ids)
                 else:
-                    event = found[1]
+                    event = data[len(head) : -2]
                     self._push(data)
                 self._lease.heard = True
                 self._last = event
@@ -61,8 +61,7 @@ class Relay(asyncio.Protocol):
                 return
         self._settle()
         ready, text = self._feed(data), self._text
-        ready = ready and text.steady and not self._outlet.half_line
-        self._whole = (OWN if text.annotated else FOREIGN) if ready else None
+        self._ready, self._own = ready and text.steady and not self._outlet.half_line, bool(text.annotated)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._before.connection_lost(exc)

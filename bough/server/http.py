@@ -131,6 +131,7 @@ class HttpServer(uvicorn.Server):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # macOS permits less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
+        self._woken = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -185,21 +186,28 @@ class HttpServer(uvicorn.Server):
         full = used >= (limit - limit // 16 - connections * self._onward if connections else limit)
         if full != self._full:
             self._full, loop = full, asyncio.get_running_loop()
+            self._woken.set()
             if full:
                 loop.remove_reader(self._listener)
             else:
                 loop.add_reader(self._listener, self._accept)
             self.config.encoded_headers = [(b"connection", b"close")] if full else []  # ends connections without a race
 
-    async def on_tick(self, counter: int) -> bool:
-        if self._full:
-            if counter % 100 == 0:  # once in ten seconds
-                log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
-            for connection in list(self.server_state.connections):
-                cast(HttpProtocol, connection).close_idle(SHORT_KEEP_ALIVE_S)
-            with contextlib.suppress(OSError):  # no descriptor for the look either
-                self._weigh(psutil.Process().num_fds())
-        return await super().on_tick(0 if self._full else counter)  # at 0 it renews the headers
+    async def main_loop(self) -> None:
+        """Uvicorn's own looks ten times a second, which is most of what an idle process costs."""
+        for counter in itertools.count():
+            if self._full:
+                if counter % 100 == 0:  # once in ten seconds
+                    log.warning("few file descriptors are left (ulimit -n): new connections wait until others end")
+                for connection in list(self.server_state.connections):
+                    cast(HttpProtocol, connection).close_idle(SHORT_KEEP_ALIVE_S)
+                with contextlib.suppress(OSError):  # no descriptor for the look either
+                    self._weigh(psutil.Process().num_fds())
+            if await self.on_tick(0):  # renews the headers
+                return
+            self._woken.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), 0.1 if self._full else 1.0)
 
     async def run_here(self) -> None:
         await self.serve(sockets=[self._listener])
@@ -208,6 +216,7 @@ class HttpServer(uvicorn.Server):
         """Closes the listener and idle connections now, the others after their request or so many seconds later."""
         self.config.timeout_graceful_shutdown = math.ceil(limit_s) + SHUTDOWN_GRACE_S
         self.should_exit = True
+        self._woken.set()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -217,6 +226,7 @@ class HttpServer(uvicorn.Server):
             yield task
         finally:
             self.should_exit = True
+            self._woken.set()
             await task
 
     @contextlib.contextmanager

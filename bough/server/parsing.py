@@ -151,7 +151,8 @@ def any_of(tools: Sequence[Tool], *, must: bool = False, single: bool = False) -
 def one_of(tools: Sequence[Tool], name: Any) -> ToolUse:
     found = [tool for tool in tools if tool.name == name]
     if not found:
-        known = ", ".join(tool.name for tool in tools) or "none"
+        none = "none: Tools cannot be empty if tool choice is set to a specific tool"
+        known = ", ".join(tool.name for tool in tools) or none
         text = f"tool_choice: Tool {name!r} not found in tools list. The list has {known}."
         raise RequestError(text, field="tool_choice")
     return any_of(found, must=True, single=True)

@@ -81,7 +81,7 @@ async def desk(*fakes: FakeWorker, healthy: int | None = None, **settings: Any) 
             await until(lambda: http.started and sum(w.available for w in gateway.registry) >= wanted)
             yield Desk(gateway, front, url_of(listener, edge), client)
     finally:
-        http.should_exit = True
+        http.leave(0)
         await serving
         await gateway.close()
         listener.close()

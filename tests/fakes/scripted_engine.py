@@ -29,7 +29,7 @@ from bough.tokenizer.incremental import BYTE_OF_CHAR
 from bough.tokenizer.tokenizer import Tokenizer
 
 IM_START, IM_END = 256, 257
-MEMORY = {"weight": 2.5, "kvcache": 3.5}
+MEMORY = {"weight": 2.5, "kvcache": 3.5, "token_capacity": 100}
 EMPTY = FinishAbort("The prompt is empty; give at least one token.", field="input_ids")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -122,6 +122,7 @@ class ScriptedEngine:
 
     def context(self, **settings: Any) -> ServerContext:
         path, limits = "/models/tiny", {"startup_time": {"load_weight": 1.5}, "memory_usage": MEMORY}
+        limits["max_running_requests"] = 10
         model = ModelInfo("tiny", path, path, "LlamaForCausalLM", 512, 258, 1_700_000_000, limits, [limits, limits])
         return ServerContext(self.client, self.reader, self.tokenizer, model, Settings.from_flat(settings))
 

@@ -71,7 +71,7 @@ async def serve(started: Future[str], ending: Future[asyncio.Event]) -> None:
             started.set_exception(error)
         raise
     finally:
-        http.should_exit = True
+        http.leave(0)
         await serving
         listener.close()
 

@@ -12,7 +12,9 @@ import pytest
 from aiohttp import web
 
 from bough.gateway.call import AccessLog
+from bough.gateway.core import Gateway
 from bough.gateway.policies import Choice, Policy, RoutingRequest, WorkerView
+from bough.server.http import HttpServer
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, workers
 
@@ -247,5 +249,34 @@ def test_names_that_clients_make_up_have_no_policy_of_their_own() -> None:
             for number in range(5):
                 assert (await d.post("/v1/completions", {"model": f"made-up-{number}", "prompt": "x"}))[0] == 404
             assert set(d.gateway.policies._policies) == {"red"}
+
+    asyncio.run(main())
+
+
+def test_an_idle_gateway_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    look, tick = Gateway._look_at_times, HttpServer.on_tick
+
+    def looked(self: Gateway, now_s: float) -> None:
+        looks.append("times")
+        look(self, now_s)
+
+    async def ticked(self: HttpServer, counter: int) -> bool:
+        looks.append("http")
+        return await tick(self, counter)
+
+    monkeypatch.setattr(Gateway, "_look_at_times", looked)
+    monkeypatch.setattr(HttpServer, "on_tick", ticked)
+
+    async def main() -> None:
+        worker = FakeWorker(pause_s=0.01)
+        async with workers(worker), desk(worker) as d:
+            assert await d.stream({"prompt": "x", "max_tokens": 50})
+            assert "times" in looks
+            await until(lambda: not d.gateway._called.is_set())  # after the last round of looks
+            looks.clear()
+            await asyncio.sleep(0.5)
+            assert looks in ([], ["http"])
+            assert await d.stream({"prompt": "x", "max_tokens": 50}) and "times" in looks
 
     asyncio.run(main())

@@ -111,6 +111,7 @@ PING = b": keep-alive\n\n"
             None,
         ),
         ([*FOREIGN[:4], b": half a line", b" and the rest\n", *FOREIGN[4:]], None, delta(7)),
+        ([FOREIGN[0], *FOREIGN[1:5], delta(6) + delta(7), FOREIGN[-1]], None, delta(6) + delta(7)),
     ],
 )
 def test_one_event_in_one_read_takes_the_short_way(

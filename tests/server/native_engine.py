@@ -47,6 +47,7 @@ STATE = {
     "cached_tokens": 2,
     "new_token_ratio": 0.5,
     "num_retracted_reqs": 1,
+    "num_grammar_queue_reqs": 0,
     "num_retractions": 3,
     "kv_read_bytes": 4096,
     "kv_shared_bytes": 1024,

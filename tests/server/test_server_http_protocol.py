@@ -66,7 +66,7 @@ async def serving(app: ASGIApp) -> AsyncIterator[tuple[HttpServer, Open]]:
     try:
         yield server, lambda: asyncio.open_connection("127.0.0.1", port)
     finally:
-        server.should_exit = True
+        server.leave(0)
         await running
 
 

@@ -462,7 +462,8 @@ def test_zero_new_tokens_only_fill_the_cache() -> None:
 
 def test_information() -> None:
     async def go() -> None:
-        async with open_server(NativeEngine(lambda message: HELLO), api_key="s3cret") as http:
+        engine = NativeEngine(lambda message: HELLO)
+        async with open_server(engine, api_key="s3cret") as http:
             http.headers["x-api-key"] = "s3cret"
             for path in ("/model_info", "/get_model_info"):
                 info = (await http.get(path)).json()
@@ -476,11 +477,25 @@ def test_information() -> None:
             load = (await http.get("/v1/loads")).json()["loads"][0]
             assert (load["num_running_reqs"], load["token_usage"], load["cache_hit_rate"]) == (2, 0.5, 0.25)
             assert load["prefill_tokens_per_s"] is None  # nothing was computed yet
-            for include in ("core", "all", "core,all", ""):
+            assert (load["utilization"], load["max_running_requests"]) == (0.5, 10)
+            sections = {
+                "memory": {"weight_gb": 2.5, "kv_cache_gb": 3.5, "token_capacity": 100},
+                "speculative": {"accept_length": 1.5, "accept_rate": 0.25},
+                "queues": {"waiting": 1, "grammar": 0, "retracted": 1},
+            }
+            assert sections.items() <= load.items() and isinstance(load["memory"]["token_capacity"], int)
+            for include in ("all", "core,all", "", "core, memory,spec,queues"):
                 assert (await http.get(f"/v1/loads?include={include}")).json()["loads"] == [load]
-            for include in ("memory", "core,queues", "Core"):
+            for include, kept in (("core", ()), ("spec", ("speculative",)), ("core,queues", ("queues",))):
+                (some,) = (await http.get(f"/v1/loads?include={include}")).json()["loads"]
+                assert some == load | {name: None for name in sections if name not in kept}
+            for include in ("lora", "core,disagg", "Core"):
                 refused = await http.get(f"/v1/loads?include={include}")
-                assert refused.status_code == 400 and "include must be core or all: /server_info" in refused.text
+                assert refused.status_code == 400 and "include must be some of core, memory, spec" in refused.text
+            engine.state["num_running_reqs"], engine.state["spec_verify_ct"] = 9, 0
+            load = (await http.get("/v1/loads")).json()["loads"][0]
+            assert load["utilization"] == 0.9 and load["speculative"] is None  # no drafts yet
+            engine.state["num_running_reqs"] = 2
             brief = {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 50}
             assert (await http.get("/get_load")).json() == [brief]
             for path in ("/health", "/health_generate", "/ping", "/"):

@@ -37,10 +37,16 @@ STATUS: dict[str, Any] = {"methods": GET, "answer": Status}
 INFO: dict[str, Any] = {"methods": GET, "answer": dict[str, Any]}
 PAGE: dict[str, Any] = {"methods": GET, "access": "open", "tag": "pages", "media_type": "text/plain"}
 LOAD_QUERIES = (
-    Query("include", str, "accepted for SGLang's clients; everything is always included"),
+    Query("include", str, "sections beside the core: memory, spec, queues; all, if nothing is said"),
     Query("format", Literal["json", "prometheus"], "prometheus: the figures as Prometheus' text instead"),
     Query("dp_rank", int, "one replica alone"),
 )
+# Sections of /v1/loads: figures by their names in what a replica announces, says of itself and is worked out of that.
+SECTIONS = {
+    "memory": {"weight_gb": "weight", "kv_cache_gb": "kvcache", "token_capacity": "token_capacity"},
+    "spec": {"accept_length": "spec_accept_length", "accept_rate": "spec_accept_rate"},
+    "queues": {"waiting": "num_waiting_reqs", "grammar": "num_grammar_queue_reqs", "retracted": "num_retracted_reqs"},
+}
 
 
 def info_routes(context: ServerContext) -> list[Endpoint]:
@@ -96,10 +102,11 @@ async def loads(context: ServerContext, request: Request) -> Response:
     form = request.query_params.get("format", "json")
     if form not in ("json", "prometheus"):
         raise RequestError(f"format must be json or prometheus, got {form!r}.", field="format")
-    include = request.query_params.get("include", "all")
-    if not {name.strip() for name in include.split(",")} <= {"", "all", "core"}:
-        elsewhere = "/server_info has memory_usage, and /metrics the queues, speculation, adapters and transfers"
-        raise RequestError(f"include must be core or all: {elsewhere}; got {include!r}.", field="include")
+    include = request.query_params.get("include") or "all"
+    chosen = {name.strip() for name in include.split(",")}
+    if not chosen <= {"core", "all", *SECTIONS}:
+        known = f"core, {', '.join(SECTIONS)} or all; /metrics has figures of adapters and transfers"
+        raise RequestError(f"include must be some of {known}; got {include!r}.", field="include")
     replicas, rank = context.settings.parallel.dp_size, request.query_params.get("dp_rank")
     if rank is not None and rank not in map(str, range(replicas)):
         raise RequestError(f"dp_rank must be a replica's number, 0 to {replicas - 1}; got {rank!r}.", field="dp_rank")
@@ -107,7 +114,15 @@ async def loads(context: ServerContext, request: Request) -> Response:
     if form == "prometheus":
         page = metrics_page(None, states, context.model.name, context.settings.server.metrics_names)
         return Response(page, headers={"content-type": CONTENT_TYPE})
-    shown = [msgspec.convert({"dp_rank": 0, **state, **state_figures(state)}, Load) for state in states]
+    limits, shown = _replica_limits(context), []
+    for state in states:
+        of = limits[state.get("dp_rank", 0)]
+        facts = {"dp_rank": 0, **of, **of["memory_usage"], **state, **state_figures(state)}
+        facts["utilization"] = max(facts["token_usage"], facts["num_running_reqs"] / facts["max_running_requests"])
+        for section, figures in SECTIONS.items():
+            if chosen & {section, "all"} and (section != "spec" or facts["spec_verify_ct"]):  # else there are no drafts
+                facts[section.replace("spec", "speculative")] = {as_: facts[name] for as_, name in figures.items()}
+        shown.append(msgspec.convert(facts, Load))
     return json_response(Loads(time.time(), __version__, context.client.replica_count, shown))
 
 

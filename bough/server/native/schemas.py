@@ -427,7 +427,12 @@ class Load(msgspec.Struct):
     token_usage: float
     gen_throughput: float
     cache_hit_rate: float
+    utilization: float  # the larger share in use, of tokens or of requests
+    max_running_requests: int
     prefill_tokens_per_s: float | None = None  # how fast prompts are computed; null before the first
+    memory: dict[str, int | float] | None = None
+    speculative: dict[str, float] | None = None  # null without drafts
+    queues: dict[str, int] | None = None
 
 
 class Loads(msgspec.Struct):

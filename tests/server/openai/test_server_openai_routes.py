@@ -316,6 +316,8 @@ def test_unknown_fields_pass_unless_strict() -> None:
         said = ["Unknown field 'frobnicate' has no effect."]
         answer = await desk.post("/v1/completions", prompt="a", frobnicate=1, return_meta_info=True)
         assert answer["warnings"] == answer["choices"][0]["meta_info"]["warnings"] == said
+        answer = await desk.post("/v1/completions", prompt="a", chat_template_kwargs={"enable_thinking": True})
+        assert answer["warnings"][0].startswith("Unknown field 'chat_template_kwargs' has no effect.")
         chunks = await desk.stream("/v1/chat/completions", **ASK, frobnicate=1)
         assert [chunk["warnings"] for chunk in chunks[:-1] if "warnings" in chunk] == [said]
         assert "warnings" not in await desk.post("/v1/completions", prompt="a")

@@ -323,6 +323,11 @@ def test_where_a_format_cannot_be_forced_a_list_is(parser: str | None, backend: 
             "tool_choice",
             "Tool 'f' not found in tools list.",
         ),
+        (
+            {"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+            "Tools cannot be empty if tool choice is set to a specific tool.",
+        ),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "by name"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "a list of tools"),
         ({"tool_choice": allowed("often", "now")}, "tool_choice", "auto or required"),

@@ -164,6 +164,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         host=host,
         handover=handover,
         adapters=adapters,
+        weight_version=settings.model.weight_version,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()

@@ -123,9 +123,9 @@ def _onnx_encoder(settings: dict[str, Any]) -> Callable[[list[str]], Any]:
     sample = tokenizer(WORDS[:2], padding=True, return_tensors="pt")
     axes = {name: {0: "texts", 1: "tokens"} for name in (*names, "states")}
     written = io.BytesIO()
-    inputs, how = tuple(sample[name] for name in names), {"input_names": names, "output_names": ["states"]}
-    states = _States(model)
-    torch.onnx.export(states, inputs, written, dynamic_axes=axes, opset_version=17, dynamo=False, **how)
+    inputs = tuple(sample[name] for name in names)
+    how: dict[str, Any] = {"input_names": names, "output_names": ["states"], "dynamic_axes": axes}
+    torch.onnx.export(_States(model), inputs, written, opset_version=17, dynamo=False, **how)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = chosen.cpu_threads or 0
     session = onnxruntime.InferenceSession(written.getvalue(), options, providers=["CPUExecutionProvider"])

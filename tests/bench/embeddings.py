@@ -9,12 +9,13 @@ Processor time is told beside the speed: other programs change it less.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import random
 import re
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,13 +123,14 @@ def _onnx_encoder(settings: dict[str, Any]) -> Callable[[list[str]], Any]:
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     sample = tokenizer(WORDS[:2], padding=True, return_tensors="pt")
     axes = {name: {0: "texts", 1: "tokens"} for name in (*names, "states")}
-    written = io.BytesIO()
     inputs = tuple(sample[name] for name in names)
     how: dict[str, Any] = {"input_names": names, "output_names": ["states"], "dynamic_axes": axes}
-    torch.onnx.export(_States(model), inputs, written, opset_version=17, dynamo=False, **how)
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+        torch.onnx.export(_States(model), inputs, file.name, opset_version=17, dynamo=False, **how)
+        written = Path(file.name).read_bytes()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = chosen.cpu_threads or 0
-    session = onnxruntime.InferenceSession(written.getvalue(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(written, options, providers=["CPUExecutionProvider"])
 
     def encode(texts: list[str]) -> Any:
         ids = tokenizer(texts, truncation=True)["input_ids"]

@@ -84,6 +84,7 @@ class ModelSettings:
     )
     tokenizer_path: str | None = setting(None, "folder of the tokenizer, if it is not the model's own")
     served_model_name: str | None = setting(None, "name of the model in the API; the model's own when left out")
+    weight_version: str = setting("default", "version of the weights in meta_info, until an update brings another")
     revision: str | None = setting(None, "branch, tag or commit of a Hugging Face repository")
     model_impl: str = setting(
         "auto",

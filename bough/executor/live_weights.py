@@ -151,7 +151,8 @@ class LiveWeights:
                 tensors: Tensors = load_file(opened if opened.exists() else path)
                 return tensors
         except SafetensorError as error:
-            raise RequestError(f"These are no whole safetensors ({error}).") from None
+            text = f"These are no whole safetensors ({error}); bough.rl.shared_tensors writes such files, not pickles."
+            raise RequestError(text) from None
         except (OSError, ValueError) as error:
             raise RequestError(f"{path} cannot be read: {error}.") from None
 

@@ -239,6 +239,8 @@ class Engine:
     ) -> str:
         """The id of a session, whose requests (`session_params`) bring only what is new of a conversation. It is closed
         when it was not used for `timeout` seconds, an hour when left out. The capacity is SGLang's; there is none."""
+        if timeout is not None and not timeout > 0:
+            raise RequestError(f"timeout must be more than 0 seconds, got {timeout!r}.", field="timeout")
         if streaming:
             raise RequestError("streaming: requests of a session go on behind finished ones; leave it out.")
         return self._order(self._client.change_session(session_id, timeout_s=timeout)).message

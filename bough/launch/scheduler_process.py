@@ -145,7 +145,8 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
         handover = handover if tier is None else StoreBehind(handover, tier)
-    adapters = Adapters(loaded.executor if settings.lora.enable_lora else None, settings.lora)
+    names = (settings.model.served_model_name or spec.files.name, "default")
+    adapters = Adapters(loaded.executor if settings.lora.enable_lora else None, settings.lora, names)
     for given in adapter_paths(settings.lora.lora_paths):
         adapters.load(*given)
     scheduler = Scheduler(
@@ -163,6 +164,7 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
         host=host,
         handover=handover,
         adapters=adapters,
+        weight_version=settings.model.weight_version,
         seed=secrets.randbits(32) if settings.model.random_seed is None else settings.model.random_seed,
     )
     settle_garbage()

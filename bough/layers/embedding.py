@@ -95,11 +95,15 @@ class LabelHead:
         self._config, self._eps, width = config.vectors, config.norm_eps, config.hidden_size
         shapes = {"out.weight": (len(self._config.labels), width), "out.bias": (len(self._config.labels),)}
         shapes |= {"hidden.weight": (width, width), "hidden.bias": (width,), "norm.weight": (width,)}
+        shapes |= {"0.weight": (width, width), "0.bias": (width,), "2.weight": (1, width), "2.bias": (1,)}
         self._weights = {name: placement.empty(*shapes[name]) for name in self._config.head}
 
     def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
         """[n, labels] of [n, hidden_size]"""
         weights = {name: weight.float() for name, weight in self._weights.items()}
+        if "0.weight" in weights:  # of reward models, whose checkpoints number the layers
+            pooled = F.relu(F.linear(pooled, weights["0.weight"], weights["0.bias"]))
+            return F.linear(pooled, weights["2.weight"], weights["2.bias"])
         if "hidden.weight" in weights:
             pooled = F.linear(pooled, weights["hidden.weight"], weights.get("hidden.bias"))
             pooled = F.gelu(pooled) if "norm.weight" in weights else torch.tanh(pooled)

@@ -8,7 +8,7 @@ from bough.core.errors import ModelError
 from bough.core.pooling import PoolingMode, VectorConfig
 from bough.models.fields import Fields, file_in, read_json
 
-CLASSIFIER = "ForSequenceClassification"
+CLASSIFIER, REWARD = "ForSequenceClassification", "ForRewardModel"
 MODES: dict[str, PoolingMode] = {
     **{f"pooling_mode_{name}": "mean" for name in ("mean", "mean_tokens")},
     **{f"pooling_mode_{name}": "cls" for name in ("cls", "cls_token")},
@@ -21,7 +21,7 @@ BARE_NAMES = {f"{name}.": f"model.{name}." for name in ("embed_tokens", "layers"
 
 def generating_name(architecture: str) -> str:
     """The class that generates text with the same layers."""
-    return architecture.removesuffix(CLASSIFIER).removesuffix("Model") + "ForCausalLM"
+    return architecture.removesuffix(CLASSIFIER).removesuffix(REWARD).removesuffix("Model") + "ForCausalLM"
 
 
 def read_vectors(folder: Path, config: Fields, *, encoder: bool, asked: bool) -> VectorConfig | None:
@@ -30,6 +30,8 @@ def read_vectors(folder: Path, config: Fields, *, encoder: bool, asked: bool) ->
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     if architecture.endswith(CLASSIFIER):
         return _classifier(config, encoder=encoder)
+    if architecture.endswith(REWARD):
+        return VectorConfig("last", labels=("LABEL_0",), head=("0.weight", "0.bias", "2.weight", "2.bias"))
     if (folder / "modules.json").is_file():
         return _sentence_transformer(folder / "modules.json")
     if encoder:

@@ -91,7 +91,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
     started: list[Started] = []
     ended: list[Ended] = []
     logprobs: dict[int, LogprobRun] = {}  # by handle
-    retractions: dict[int, tuple[int, str]] = {}  # by handle, with the weights' version: of requests that go on after
+    retractions: dict[int, tuple[int, str]] = {}  # by handle, with the weights' version: of those that go on after
     drafts: dict[int, DraftCounts] = {}  # so far, by handle: of requests that a text may end
     states: dict[int, HiddenStates] = {}  # by handle
 
@@ -112,7 +112,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     drafts: DraftCounts | None = None
     vector: bytes = b""  # float32, of a request that wanted one
     states: list[HiddenStates] = []
-    weight_version: str = ""  # since a retraction
+    weight_version: str = ""  # since a retraction or an update
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

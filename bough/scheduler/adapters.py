@@ -6,7 +6,7 @@ Cached prefixes belong to an adapter's content, not to its name.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -45,8 +45,11 @@ class Loading(NamedTuple):
 class Adapters:
     """Without an executor there are none, and none can be loaded."""
 
-    def __init__(self, executor: Executor | None = None, settings: LoraSettings | None = None) -> None:
-        self._executor, self._settings = executor, settings or LoraSettings()
+    def __init__(
+        self, executor: Executor | None = None, settings: LoraSettings | None = None, names: Collection[str] = ()
+    ) -> None:
+        """`names` mean the model itself, so no adapter can have them."""
+        self._executor, self._settings, self._taken = executor, settings or LoraSettings(), names
         self._loaded: dict[str, Loaded] = {}
         self.loading: dict[str, Loading] = {}
         self._resolved: dict[str, None] = {}  # those that the resolver found, the one used longest ago first
@@ -153,8 +156,10 @@ class Adapters:
         """What loads the adapter, if one of this name can be loaded."""
         if self._executor is None:
             raise RequestError("This engine takes no adapters; start it with --enable-lora.")
-        if not name or name in self._loaded or name in self.loading:
-            raise RequestError(f"lora_name {name!r} is empty or loaded already; take another, or unload that one.")
+        if not name or name in self._taken:
+            raise RequestError(f"lora_name {name!r} is empty or means the model itself; take another.")
+        if name in self._loaded or name in self.loading:
+            raise RequestError(f"lora_name {name!r} is loaded already; take another, or unload that one.")
         most, slots = self._settings.max_loaded_loras, self._settings.max_loras_per_batch
         if most is not None and len(self._loaded) >= most:
             raise RequestError(f"{most} adapters are loaded, which is the most (--max-loaded-loras); unload one.")

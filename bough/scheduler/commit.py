@@ -63,6 +63,7 @@ class Committer:
         self._clock = clock
         self._forget = forget  # called for each request that has ended
         self._facts: Mapping[str, str] = {} if facts is None else facts  # of the engine, at any moment
+        self._version = self._weight_version  # that of the last step
         self._speculates = speculates
         self.generated_tokens = 0
         self.prefilled_tokens = 0  # computed in chunks: of prompts, after a retraction too, and what grammars forced
@@ -113,6 +114,8 @@ class Committer:
             packed = self._packed(rows, *self._sent(rows, before, logprobs))
         # A retracted request computes its tokens again before it gets the next one: that is when its count goes out.
         version, again = self._weight_version, [c.request for _, c in chunks if c.final and c.request.retractions]
+        if version != self._version:  # those that were paused in place go on with other weights
+            self._version, again = version, table.running_requests()
         message = StepOutput(
             *packed,
             started,

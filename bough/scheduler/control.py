@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bough.core.control import CommandResult, Decline, ProfileStop, Ticket
 from bough.core.errors import RequestError
 from bough.core.plan import Executor
-from bough.messages.outputs import Reply
+from bough.messages.outputs import WEIGHT_VERSION, Reply
 from bough.messages.requests import Abort, Control, Generate, Resume, StartProfile, StopProfile, ToScheduler
 
 log = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ Ordered = Generate | Resume | Control | StartProfile | StopProfile  # what must 
 class ControlQueue:
     """The loop decides when the command may begin (`start`) and asks for its end (`finish`)."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, weight_version: str = WEIGHT_VERSION) -> None:
         self._executor = executor
         self.message: Control | None = None  # the command that waits or runs
         self._ticket: Ticket | None = None
         self._held: deque[Ordered] = deque()
         self._obstacle = ""
-        self.facts: dict[str, str] = {}  # what commands have changed of the engine's description
+        self.facts = {"weight_version": weight_version}  # and what commands have changed of the engine's description
 
     def __len__(self) -> int:
         """Requests that wait behind the command."""

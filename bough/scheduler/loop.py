@@ -21,7 +21,7 @@ from bough.core.finish import FinishAbort
 from bough.core.plan import Executor, HostMemory, InFlight
 from bough.core.settings import LIVE_SETTINGS, MemorySettings, SchedulerSettings
 from bough.messages import requests as messages
-from bough.messages.outputs import Reply
+from bough.messages.outputs import WEIGHT_VERSION, Reply
 from bough.observability.timeline import Kept, Timeline
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.assembly import PlannedStep
@@ -78,6 +78,7 @@ class Scheduler:
         host: HostMemory | None = None,
         handover: Handover | None = None,
         adapters: Adapters | None = None,
+        weight_version: str = WEIGHT_VERSION,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = executor.limits()
@@ -103,7 +104,7 @@ class Scheduler:
         self._timeline = timeline or Timeline()
         self._grammar_steps = GrammarSteps(self._batch, executor, self._jump_forward, self._timeline)
         self._planner = Planner(self._batch, self._queue, settings, limits, seed, proposer, self._adapters, media)
-        self._control = ControlQueue(executor)
+        self._control = ControlQueue(executor, weight_version)
         sinks, speculates = (outbox, eos_ids, self._forget, clock, self._control.facts), self._planner.drafting.most > 1
         self._committer = Committer(self._batch, self._grammar_steps, *sinks, speculates=speculates)
         self._handover = Handover() if handover is None else handover

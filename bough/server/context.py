@@ -21,7 +21,7 @@ from bough.core.settings import Settings
 from bough.observability.metrics import State
 from bough.parsers import AnswerFormat
 from bough.server.bodies import body_bytes, warnings_of_body
-from bough.server.errors import in_client_names
+from bough.server.errors import add_field_names, in_client_names
 from bough.server.messages import Message, check_size, read_media, text_of
 from bough.server.model_info import ModelInfo
 from bough.server.parsing import AnswerPlan
@@ -98,7 +98,9 @@ class ServerContext:
     async def read_inputs(self, *, model: str | None = None, overlong: Overlong = "cut", **given: Any) -> Inputs:
         """`InputReader.read`, which tokenises, in a thread when there is much; then media are prepared. Where
         there are adapters, a `model` may be one."""
-        given["lora_path"] = given.get("lora_path") or self.adapter_of(model)
+        if model and not given.get("lora_path"):
+            given["lora_path"] = self.adapter_of(model)
+            add_field_names({"lora_path": "model"})
         self._check_tables(given)
         if given.get("input_ids") is not None:
             given["input_ids"] = self._bounded_ids(given["input_ids"])

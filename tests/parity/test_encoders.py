@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch.nn.attention import varlen
 
 from bough.attention.registry import BackendNames
@@ -257,6 +258,24 @@ def test_classifiers_give_the_scores_of_transformers(name: str, tmp_path: Path) 
     ours = LocalVectors(saved(model, tmp_path))
     expected = np.stack([scores(model, text) for text in texts()])
     assert np.abs(ours(texts()) - expected).max() < TOLERANCE
+    ours.close()
+
+
+def test_a_reward_model_of_two_layers_over_the_last_token(tmp_path: Path) -> None:
+    """As the code that comes with Qwen2.5-Math-RM has it: Linear, ReLU, Linear, in a `score` of its own."""
+    model = make("Qwen2Model", "Qwen2Config", **DECODER)()
+    saved(model, tmp_path)
+    size = model.config.hidden_size
+    score = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 1))
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"score.{name}": tensor for name, tensor in score.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"architectures": ["Qwen2ForRewardModel"]}))
+    ours = LocalVectors(tmp_path)
+    with torch.inference_mode():
+        expected = np.stack([score(hidden(model, text)[-1]).numpy() for text in texts()])
+    assert np.abs(ours(texts()) - expected).max() < TOLERANCE and ours(texts()).shape == (len(texts()), 1)
     ours.close()
 
 

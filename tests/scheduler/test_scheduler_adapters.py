@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from bough.core.control import ADAPTER_FILES, CommandResult
+from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishLength
 from bough.core.settings import LoraSettings
 from bough.messages.requests import Abort, ChangeAdapters, GetState, Shutdown
-from bough.scheduler.adapters import find_below
+from bough.scheduler.adapters import Adapters, find_below
 from bough.scheduler.planner import SLOT_WAIT_S
 from tests.fakes.executor import FakeExecutor, FakeTicket
 from tests.fakes.scheduler_bench import Bench
@@ -137,6 +138,15 @@ def test_an_adapter_in_use_is_not_unloaded() -> None:
 def test_what_cannot_be_done_says_why(message: ChangeAdapters, text: str) -> None:
     most = 2 if message.path == "/c" else 3
     assert text in told(bench_with("a", "b", max_loaded_loras=most), message)
+
+
+def test_the_models_own_names_are_not_an_adapters() -> None:
+    adapters = Adapters(FakeExecutor(), LoraSettings(), ("base", "default"))
+    for name in ("base", "default"):
+        with pytest.raises(RequestError, match="means the model itself"):
+            adapters.load(name, "/a")
+    adapters.load("other", "/a")
+    assert adapters.facts == {"loaded_adapters": {"other": "/a"}}
 
 
 def test_pinned_adapters_keep_their_slots_and_leave_one() -> None:

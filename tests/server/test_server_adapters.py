@@ -76,8 +76,10 @@ def test_models_show_adapters_with_their_parent() -> None:
         model, adapter = (await http.get("/v1/models")).json()["data"]
         assert (model["id"], model["parent"]) == ("tiny", None)
         assert (adapter["id"], adapter["root"], adapter["parent"]) == ("sql", "/adapters/sql", "tiny")
-        assert (await http.get("/v1/models/sql")).json() == adapter
-        assert (await http.get("/v1/models/law")).status_code == 404
+        for name in ("sql", "tiny:sql", "default:sql"):
+            assert (await http.get(f"/v1/models/{name}")).json() == adapter
+        for name in ("law", "tiny:law"):
+            assert (await http.get(f"/v1/models/{name}")).status_code == 404
 
     served(use, enable_lora=True)
 

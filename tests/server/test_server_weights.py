@@ -93,8 +93,10 @@ def test_pickles_are_refused_with_what_to_send(content: bytes) -> None:
     async def go(engine: Reading, http: httpx.AsyncClient) -> None:
         as_json = await http.post(PATH, json={"serialized_named_tensors": [base64.b64encode(content).decode()]})
         as_bytes = await http.post(PATH, content=content, headers={"content-type": "application/octet-stream"})
-        for refused in (as_json, as_bytes):
-            assert refused.status_code == 400 and "send safetensors" in refused.json()["error"]["message"]
+        sglangs = {"serialized_named_tensors": [base64.b64encode(content).decode()], "load_format": "flattened_bucket"}
+        for refused in (as_json, as_bytes, await http.post(PATH, json=sglangs)):
+            message = refused.json()["error"]["message"]
+            assert refused.status_code == 400 and "Pickled" in message and "send safetensors" in message
         assert not engine.commands
 
     served(go)
@@ -105,12 +107,15 @@ def test_other_bodies_are_refused() -> None:
         for wrong in ({}, {"serialized_named_tensors": "?"}, {**json_body(TENSORS), "load_format": "flattened_bucket"}):
             refused = await http.post(PATH, json=wrong)
             assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == "load_format" and "send safetensors" in refused.text
+        assert (await http.post(PATH, json=json_body({}, load_format="safetensors"))).status_code == 200
         raw = {"content": save(TENSORS), "headers": {"content-type": "application/octet-stream"}}
         assert (await http.post(PATH, params={"flush": "false"}, **raw)).status_code == 400
         large = await http.post(PATH, json={"serialized_named_tensors": "A" * (1 << 20)})
         message = large.json()["error"]["message"]
-        assert large.status_code == 413 and "--max-body-mb" in message and "/update_weights_from_ipc" in message
-        assert not engine.commands
+        assert large.status_code == 413 and "--max-body-mb" in message
+        assert all(f"/update_weights_from_{way}" in message for way in ("ipc", "distributed", "disk"))
+        assert len(engine.commands) == 1
 
     served(go, max_body_mb=1)
 

@@ -97,6 +97,24 @@ def test_scores_for_callers_with_a_loop_of_their_own(engine: Engine) -> None:
         asyncio.run(engine.async_rerank("a", ["b"]))
 
 
+def test_the_first_version_of_the_weights_and_that_of_an_answer_that_is_kept_over_an_update(folder: Path) -> None:
+    options = {"skip_tokenizer_init": True, "cpu_threads": 1, "max_total_tokens": 4096, "weight_version": "7"}
+    whole = {"input_ids": [5, 9, 17], "sampling_params": {**GREEDY, "max_new_tokens": 400}}
+    with Engine(folder, **options) as engine:
+        expected = engine.generate(**whole)
+        assert expected["meta_info"]["weight_version"] == engine.get_model_info()["weight_version"] == "7"
+        stream = engine.generate(**whole, stream=True)
+        next(stream)
+        engine.pause_generation("in_place")
+        assert engine.update_weights_from_disk(folder, flush_cache=False, weight_version="8").num_paused_requests == 1
+        engine.continue_generation()
+        *_, last = stream
+        assert last["output_ids"] == expected["output_ids"] and last["meta_info"]["weight_version"] == "8"
+        for wrong in (0, -1.0, float("nan")):
+            with pytest.raises(RequestError, match="timeout must be more than 0"):
+                engine.open_session(1000, timeout=wrong)
+
+
 def test_a_session_goes_on_behind_its_requests(engine: Engine, reference: Any) -> None:
     with pytest.raises(RequestError, match="streaming"):
         engine.open_session(1000, streaming=True)

@@ -107,3 +107,8 @@ def test_a_server_finds_adapters_by_their_names(spelled: Path) -> None:
         assert models.keys() == {"base", "one", "two"} and models["one"]["parent"] == "base"
         for wrong in ("three", "../one", "base:three"):
             assert ask(wrong).status_code == 404 and "inside --lora-resolver" in ask(wrong).text
+            assert ask(wrong).json()["error"]["param"] == "model"
+        scored = {"model": "three", "query": PROMPT, "items": [[1]], "label_token_ids": [1]}
+        assert http.post("/v1/score", json=scored).json()["error"]["param"] == "model"
+        mine = {"lora_name": "base", "lora_path": str(spelled / "adapters" / "one")}
+        assert "means the model itself" in http.post("/load_lora_adapter", json=mine).json()["message"]

@@ -296,7 +296,7 @@ class TensorBody(UpdateBody):
     """Tensors by the checkpoint's names, as safetensors in base64; those of several are taken together."""
 
     serialized_named_tensors: str | list[str]
-    load_format: Literal["safetensors"] | None = None
+    load_format: str | None = None  # "safetensors"
 
 
 class IpcBody(UpdateBody):

@@ -29,7 +29,8 @@ from bough.server.streaming import while_connected
 T = TypeVar("T")
 OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
 SAFE = "send safetensors (safetensors.torch.save, bough.rl.json_body)"
-OTHER_WAYS = "Use /update_weights_from_ipc or _from_disk, send fewer tensors at a time, or raise it."
+BY = "Use /update_weights_from_ipc, /update_weights_from_distributed or /update_weights_from_disk"
+OTHER_WAYS = f"{BY}, send fewer tensors at a time, or raise it."
 FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
 FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
 FROM_GROUP = "Receive tensors that the trainer of a group sends"
@@ -110,11 +111,13 @@ async def update_from_tensor(context: ServerContext, request: Request) -> Respon
     else:
         fields = {**request.query_params, "serialized_named_tensors": ""}
         body, parts = msgspec.convert(fields, schemas.TensorBody, strict=False), [raw]
+    if any(part[8:9] != b"{" for part in parts):  # behind its length, the header
+        raise RequestError(f"Not safetensors. Pickled tensors can run code and are never read; {SAFE}.")
+    if body.load_format not in (None, "safetensors"):
+        raise RequestError(f"load_format must be 'safetensors' or left out; {SAFE}.", field="load_format")
     with contextlib.ExitStack() as files:
         paths = []
         for part in parts:
-            if part[8:9] != b"{":  # behind its length, the header
-                raise RequestError(f"Not safetensors. Pickled tensors can run code and are never read; {SAFE}.")
             paths.append(files.enter_context(shared_file(len(part))))
             Path(paths[-1]).write_bytes(part)
         return await update_weights(context, request, control.TakeTensors(tuple(paths)), body)

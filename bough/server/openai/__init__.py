@@ -47,7 +47,8 @@ def routes(context: ServerContext) -> list[Endpoint]:
     async def show_model(request: Request) -> Response:
         """Generation accepts any model name, unless there are adapters; this route only what is served."""
         name = request.path_params["model"]
-        found = next((each for each in await cards() if each.id == name), None)
+        names = (name, context.adapter_of(name) or name)  # base:adapter, too
+        found = next((each for each in await cards() if each.id in names), None)
         if found is None:
             raise HttpError(404, f"There is no model {name!r} here; this server has {model.name!r}.", "NotFoundError")
         return json_response(found)

@@ -139,7 +139,7 @@ class VectorRoutes:
         if body.top_n is not None and body.top_n < 1:
             raise RequestError(f"top_n must be at least 1, got {body.top_n}.", field="top_n")
         _check_pairs(body.query, texts, "documents")
-        set_field_names({"input_ids": "documents"})
+        set_field_names({"input_ids": "documents", "lora_path": "model"})
         ranking = self._vectors.rerank(body.query, texts, body.instruct, lora_path=self._adapter_of(body.model))
         scores, answers = await while_connected(request, ranking)
         results = [
@@ -151,7 +151,7 @@ class VectorRoutes:
         return await self._written(body, answers, lambda items: common)
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
-        set_field_names({"token_ids_logprob": "label_token_ids", "input_ids": "items"})
+        set_field_names({"token_ids_logprob": "label_token_ids", "input_ids": "items", "lora_path": "model"})
         _check_pairs(body.query, body.items, "items")
         options: dict[str, Any] = {"apply_softmax": body.apply_softmax, "item_first": body.item_first}
         options["lora_path"] = self._adapter_of(body.model)

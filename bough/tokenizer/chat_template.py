@@ -400,9 +400,8 @@ def _check_format(sign: str, form: Any, *given: Any) -> None:
 
 def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
     """What a call makes of these; the first may be the text whose method it is."""
-    if not name:  # a macro: it may call itself
-        _clock.made += sum(map(_length, given))
-        _allow(_clock.made <= MOST_MADE)
+    _clock.made += 0 if name else sum(map(_length, given))  # a macro may call itself
+    _allow(_clock.made <= MOST_MADE)
     width = max((abs(each) for each in given[1:] if isinstance(each, int)), default=0) if name in WIDTHS else 0
     _allow(width <= WIDEST and max(map(_weight, given), default=0) <= HEAVIEST.get(name, MOST_TEXT))
     if name in MULTIPLY:
@@ -415,8 +414,7 @@ def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
 
 def _counted(made: Any) -> Any:
     _tick()
-    size = len(made) if isinstance(made, str) else _length(_sized(made))
-    _clock.made += size
+    _clock.made += (size := len(made) if isinstance(made, str) else _length(_sized(made)))
     _allow(size <= MOST_TEXT and _clock.made <= MOST_MADE)
     return made
 

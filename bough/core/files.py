@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bough.core.errors import SettingsError
+
 SHARED = Path("/dev/shm")
 
 
@@ -18,7 +20,10 @@ def home() -> Path:
     if chosen:
         return user_path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bough"
+    folder = user_path(cache or "~/.cache")
+    if folder.parts[:1] == ("~",):
+        raise SettingsError("Neither HOME nor the system's list of users names your home folder; set BOUGH_HOME.")
+    return folder / "bough"
 
 
 def user_path(text: str) -> Path:

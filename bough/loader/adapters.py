@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from bough.loader.source import SafetensorsSource
 from bough.models.names import find_tensors, fused_experts, nested
 from bough.models.registry import find_family
 
+PATTERNS_S = 10.0  # for the patterns of an adapter
+_compiled = functools.lru_cache(4096)(regex.compile)
 EXPERT = re.compile(r"(?P<experts>.+\.experts\.)(?P<number>\d+)\.(?P<part>\w+)")  # one of our matrices
 WRAPPED = ".base_layer"  # PEFT wraps a module once for each parameter that it changes: down_proj around gate_up_proj
 TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(embedding_)?(?P<side>[AB])(\.default)?(\.weight)?")
@@ -64,6 +67,7 @@ def read_adapter(
     if config.moe is not None:  # as Transformers has them, also of checkpoints that have them one by one
         for block in ("mlp", "block_sparse_moe", "feed_forward"):
             names = {**nested(fused_experts(f"model.layers.*.{block}.experts", config.moe)), **names}
+    due_s = time.monotonic() + PATTERNS_S
     read = functools.lru_cache(2)(lambda name: source.read(name).float())
     stored = [module if module.endswith(PARAMETERS) else f"{module}.weight" for module in sides]
     for target, at in find_tensors(names, stored, keep_others=True).items():
@@ -97,7 +101,7 @@ def read_adapter(
                 f"{folder} does not fit: B and A of {module!r} are {form[0]} and {form[1]}, and the model has "
                 f"{outputs} x {inputs}; use the model that the adapter was trained for."
             )
-        found.setdefault(ours, {})[expert] = down, up * _scale(given, module, rank)
+        found.setdefault(ours, {})[expert] = down, up * _scale(given, module, rank, due_s)
     return {name: _stacked(own, *shapes[name]) for name, own in found.items()}, digest.hexdigest()
 
 
@@ -147,11 +151,14 @@ def target_names(settings: LoraSettings) -> frozenset[str]:
     return frozenset(map(str, json.loads(given) if given.startswith("[") else given.replace(",", " ").split()))
 
 
-def _scale(given: Mapping[str, Any], module: str, rank: int) -> float:
+def _scale(given: Mapping[str, Any], module: str, rank: int, due_s: float) -> float:
     """PEFT's: patterns in `alpha_pattern` mean the ends of modules' names."""
-    patterns = (given.get("alpha_pattern") or {}).items()
-    # Else a pattern could take for ever.
-    match = functools.partial(regex.match, string=module, timeout=1.0, concurrent=True)
-    own = (alpha for pattern, alpha in patterns if match(rf"(.*\.)?({pattern})$"))
+    patterns = given.get("alpha_pattern") or {}
+
+    def match(pattern: str) -> Any:  # else one could take for ever, or all of them together
+        left_s = max(0.0, min(1.0, due_s - time.monotonic()))
+        return _compiled(rf"(.*\.)?({pattern})$").match(module, timeout=left_s, concurrent=True)
+
+    own = (patterns[each] for each in patterns if match(each))
     alpha = float(next(own, given.get("lora_alpha", 8)))
     return alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)

@@ -208,7 +208,7 @@ def layers_of_type(
     if types is None and usual is not None:
         return tuple(map(usual, range(layers)))
     if not isinstance(types, list) or not set(map(str, types)) <= kinds.keys():
-        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(kinds)} only, got {types!r}.")
+        raise ModelError(f"{config.where}: layer_types may hold {' and '.join(kinds)} only, got {types!r:.200}.")
     if len(types) < layers:
         raise ModelError(f"{config.where}: layer_types names {len(types)} of {layers} layers.")
     return tuple(kinds[kind] for kind in types[:layers])

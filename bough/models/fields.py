@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from bough.core.errors import ModelError
 
 T = TypeVar("T")
-MOST_EXPERTS = 1 << 16
-MOST = {"num_hidden_layers": 4096, "num_labels": 1_000_000}  # things that are listed before any weight is looked at
+# By a part of the name: what is listed before any weight is looked at, and what sizes and lengths are products of.
+MOST = {"num_hidden_layers": 4096, "num_labels": 1_000_000, "experts": 1 << 16, "heads": 1 << 16, "head_dim": 1 << 16}
+MOST |= {"hidden_size": 1 << 20, "intermediate": 1 << 22, "factor": 1_000_000}
 
 
 def file_in(folder: Path, name: str, named_by: Path) -> Path:
@@ -45,8 +46,7 @@ class Fields:
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1."""
-        value = self.optional_integer(name)
-        return self._needed(name, default if value is None else value)
+        return self._needed(name, self.optional_integer(name) or default)
 
     def optional_integer(self, name: str) -> int | None:
         return self._whole(name, 1)
@@ -57,7 +57,7 @@ class Fields:
         return self._needed(name, default if value is None else value)
 
     def _whole(self, name: str, least: int) -> int | None:
-        most = MOST.get(name, MOST_EXPERTS if "experts" in name else 2**31 - 1)
+        most = next((most for part, most in MOST.items() if part in name), 2**31 - 1)
         value: int | None = self._read(
             name, int, f"a whole number from {least} to {most:,}", lambda number: least <= number <= most
         )
@@ -65,11 +65,11 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0."""
-        value = self.optional_number(name)
-        return self._needed(name, default if value is None else value)
+        return self._needed(name, self.optional_number(name) or default)
 
     def optional_number(self, name: str) -> float | None:
-        value = self._read(name, int | float, "a number above 0", lambda number: 0 < number < float("inf"))
+        most, what = (MOST["factor"], " and below 1,000,000") if name == "factor" else (float("inf"), "")
+        value = self._read(name, int | float, f"a number above 0{what}", lambda number: 0 < number < most)
         return None if value is None else float(value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
@@ -94,7 +94,7 @@ class Fields:
         value = self.values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31 for token in ids):
-            raise ModelError(f"{self.where}: {name} must be a token id or a list of them, got {value!r}.")
+            raise ModelError(f"{self.where}: {name} must be a token id or a list of them, got {value!r:.200}.")
         return tuple(ids)
 
     def renamed(self, *names: Mapping[str, str]) -> Fields:
@@ -113,7 +113,7 @@ class Fields:
             return None
         is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))  # True is an int, too
         if not is_kind or not allows(value):
-            raise ModelError(f"{self.where}: {name} must be {what}, got {value!r}.")
+            raise ModelError(f"{self.where}: {name} must be {what}, got {value!r:.200}.")
         return value
 
     def _needed(self, name: str, value: T | None) -> T:

@@ -19,6 +19,7 @@ from datetime import datetime
 from functools import cache, cached_property, partial, wraps
 from os.path import commonprefix
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from bough.core.errors import RequestError, SettingsError
@@ -48,10 +49,12 @@ WIDE |= {"{": re.compile(r"\{[^{}]*(\{|\d{4})")}
 # What Python raises of a template, while it is compiled and while it runs.
 FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError, SyntaxError)
 SIZED = (str, bytes, list, tuple, range)
-CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *map(type, ({}.keys(), {}.values(), {}.items())))
+VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, MappingProxyType, *VIEWS)
 # How much an argument may weigh for slow ones, and for those that make many values of one.
-SLOW = ("do_title", "do_wordwrap", "do_urlize", "do_striptags", "do_wordcount", "do_pprint", "encode", "decode")
-HEAVIEST = {**dict.fromkeys(SLOW, 1 << 18), **dict.fromkeys(("split", "rsplit", "splitlines", "do_list"), 1 << 24)}
+SLOW = "do_title do_wordwrap do_urlize do_urlencode do_striptags do_wordcount do_pprint encode decode"
+MANY = "split rsplit splitlines do_list do_batch do_slice do_sort do_unique do_groupby lower upper do_lower do_upper"
+HEAVIEST = {**dict.fromkeys(SLOW.split(), 1 << 18), **dict.fromkeys(MANY.split(), 1 << 24)}
 
 
 class ChatTemplate:
@@ -239,6 +242,7 @@ def _run(source: str, variables: Mapping[str, Any]) -> str:
 
     given = len(variables["messages"]) + len(variables.get("tools") or ())
     _clock.due_s, _clock.made = time.thread_time() + LIMIT_S + LIMIT_EACH_S * given, 0
+    _clock.weights, _clock.kept, _clock.held = {}, [], 0
     try:
         return compile_template(source).render(variables)
     except TemplateError as error:
@@ -293,7 +297,7 @@ def _environment() -> Environment:
         grow from one to the next by a name, an argument or a block, or an operator that multiplies."""
 
         intercepted_binops = frozenset(("+", "*", "**", "%"))
-        concat = staticmethod(lambda parts: "".join(_sized(list(parts))))
+        concat = staticmethod(lambda parts: "".join(p) if _allow(sum(map(len, p := list(parts))) <= MOST_TEXT) else "")
 
         def _generate(self, source: nodes.Template, *given: Any, **options: Any) -> str:
             return super()._generate(Counting().visit(source), *given, **options)
@@ -304,25 +308,28 @@ def _environment() -> Environment:
             return _made(getattr(obj, "__name__", ""), make, owner, *args, *kwargs.values())
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "%":
-                _check_format("%", left, right)
             if operator == "+":
                 _allow(_length(left) + _length(right) <= MOST_TEXT)
-                return left + right
+                made = left + right  # conversations are often gathered message by message, and not weighed anew
+                return _keep(made, _weight(left) + _weight(right)) if isinstance(made, list) else made
+            if operator == "%" and isinstance(left, str | bytes):
+                _check_format("%", left, right)
             for value, times in ((left, right), (right, left)):
                 if operator[0] == "*" and isinstance(times, int) and (operator == "**" or not isinstance(value, int)):
                     _sized(value, times << 10 if isinstance(value, int) else times)
-            return super().call_binop(context, operator, left, right)
+            return _made("", partial(super().call_binop, context, operator, left, right))
 
     environment = Limited(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols])
-    environment.finalize = pass_context(lambda _, shown: _made("", lambda: shown))
+    environment.finalize = pass_context(lambda _, shown: _counted(shown))
     del environment.globals["lipsum"]  # any amount of text, and of no use in a prompt
     environment.filters["tojson"] = _to_json
+    summed = environment.filters["sum"]  # of lists, which copies what it has for each of them
+    environment.filters["sum"] = wraps(summed)(lambda env, values, *a, **kw: summed(env, _ticking(values), *a, **kw))
     environment.filters = {name: _bounded(each) for name, each in environment.filters.items()}
     environment.filters |= {"_ticking": _ticking, "_sized": _sized}
     environment.globals["namespace"] = type("Namespace", (Namespace,), {"__repr__": object.__repr__})
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(_sized(format, 1 << 17))
     return environment
 
 
@@ -331,8 +338,10 @@ _clock, _steps = threading.local(), itertools.count()
 
 def _tick() -> None:
     """Computing is counted, not time, so that a busy machine makes nothing fail."""
-    if not next(_steps) % 16 and time.thread_time() > _clock.due_s:  # which is a system call
+    if (not next(_steps) % 16 or _clock.made >> 24) and time.thread_time() > _clock.due_s:  # which is a system call
         raise RequestError("The chat template does not come to an end; give another with --chat-template.")
+    if _clock.held > MOST_TEXT:
+        _clock.weights, _clock.kept, _clock.held = {}, [], 0
 
 
 def _ticking(values: Iterable[Any]) -> Iterator[Any]:
@@ -346,9 +355,10 @@ def _sized(value: Any, times: int = 1) -> Any:
     return value
 
 
-def _allow(fits: bool) -> None:
+def _allow(fits: bool) -> bool:
     if not fits:
         raise RequestError("The chat template makes too much text; give another with --chat-template.")
+    return True
 
 
 def _length(value: Any) -> int:
@@ -360,27 +370,38 @@ def _length(value: Any) -> int:
 def _weight(value: Any) -> int:
     """Characters and values to write it: those of a list that stands in a list twice count twice. Large numbers count
     more: the time that they take grows faster than their length."""
-    if not isinstance(value, CONTAINERS):
-        if isinstance(value, int):
-            return max(value.bit_length(), value.bit_length() ** 2 >> 10)
-        return len(value) if isinstance(value, SIZED) else 1
-    known: dict[int, tuple[Any, int]] = _clock.__dict__.setdefault("weights", {})  # by ids, which stay theirs as long
-    if id(value) not in known:
-        inside = itertools.chain(value, value.values()) if isinstance(value, dict) else value
-        known[id(value)] = value, 1 + sum(map(_weight, inside))
-    return known[id(value)][1]
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, int):
+        return max(value.bit_length(), value.bit_length() ** 2 >> 10)
+    if not isinstance(value, CONTAINERS):  # a method is written with what it belongs to
+        return len(value) if isinstance(value, SIZED) else 1 + _length(getattr(value, "__self__", None))
+    weights: dict[int, int] = _clock.weights
+    if id(value) not in weights:
+        inside = [*value, *value.values()] if hasattr(value, "values") else value
+        _keep(value, 1 + sum(weights.get(id(e)) or (len(e) if type(e) is str else _weight(e)) for e in inside))
+    return weights[id(value)]
+
+
+def _keep(value: Any, weight: int) -> Any:
+    """By its id, which stays its own as long as the value is kept; the next `_tick` lets go when these are many."""
+    _clock.weights[id(value)] = weight
+    _clock.kept.append(value)
+    _clock.held += weight
+    return value
 
 
 def _check_format(sign: str, form: Any, *given: Any) -> None:
-    text = form.decode("latin-1") if isinstance(form, bytes) else str(form)
-    plain = text.replace(2 * sign, "")
-    _allow(len(text) <= WIDEST and plain.count(sign) * (1000 + sum(map(_weight, given))) <= MOST_MADE)
+    _allow(_weight(form) <= WIDEST)
+    plain = (form.decode("latin-1") if isinstance(form, bytes) else str(form)).replace(2 * sign, "")
+    _allow(plain.count(sign) * (1000 + sum(map(_weight, given))) <= MOST_MADE)
     _allow(WIDE[sign].search(plain) is None)
 
 
 def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
     """What a call makes of these; the first may be the text whose method it is."""
-    _tick()
+    _clock.made += 0 if name else sum(map(_length, given))  # a macro may call itself
+    _allow(_clock.made <= MOST_MADE)
     width = max((abs(each) for each in given[1:] if isinstance(each, int)), default=0) if name in WIDTHS else 0
     _allow(width <= WIDEST and max(map(_weight, given), default=0) <= HEAVIEST.get(name, MOST_TEXT))
     if name in MULTIPLY:
@@ -388,9 +409,13 @@ def _made(name: str, make: Callable[[], Any], *given: Any) -> Any:
         _allow(first * second <= MOST_MADE)
     if name in FORMAT:
         _check_format(FORMAT[name], *given)
-    made = _sized(make())
-    _clock.made += _length(made)
-    _allow(_clock.made <= MOST_MADE)
+    return _counted(make())
+
+
+def _counted(made: Any) -> Any:
+    _tick()
+    _clock.made += (size := len(made) if isinstance(made, str) else _length(_sized(made)))
+    _allow(size <= MOST_TEXT and _clock.made <= MOST_MADE)
     return made
 
 

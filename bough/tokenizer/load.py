@@ -85,6 +85,7 @@ def _read_own(folder: Path, config: dict[str, Any]) -> Read | None:
                     backend = tokenizers.Tokenizer.from_file(str(file))
                     backend.no_truncation()  # what a model was trained with; texts here are taken whole, and alone
                     backend.no_padding()
+                    backend.encode("")  # which panics where the template names a token that it does not define
                     return backend, config
                 case "tekken.json":
                     return read_tekken(file, config)

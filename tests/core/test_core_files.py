@@ -42,3 +42,13 @@ def test_a_file_of_a_user_who_is_not_there_cannot_be_read(read: Callable[[str], 
 
 def test_a_folder_of_a_user_who_is_not_there_has_no_adapters() -> None:
     assert find_below(NOBODY, "a") is None
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "BOUGH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as it is where no passwd entry exists
+    with pytest.raises(SettingsError, match="names your home folder; set BOUGH_HOME"):
+        home()
+    monkeypatch.setenv("XDG_CACHE_HOME", ".")
+    assert home() == Path("bough")

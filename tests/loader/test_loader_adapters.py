@@ -16,6 +16,7 @@ from bough.core.model_config import ModelConfig
 from bough.core.settings import LoraSettings
 from bough.distributed.topology import Topology
 from bough.layers.adapters import Adapter, AdapterSlots
+from bough.loader import adapters
 from bough.loader.adapters import read_adapter
 from bough.loader.config import read_config
 from bough.loader.locate import locate
@@ -213,7 +214,9 @@ def test_names_that_no_folder_can_have(read: Read, name: str) -> None:
         read(name)
 
 
-def test_alpha_may_differ_between_modules(base: Path, read: Read, tmp_path: Path) -> None:
+def test_alpha_may_differ_between_modules(
+    base: Path, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = read(write_adapter(tmp_path / "plain", base, 1))[0]
     own = read(write_adapter(tmp_path / "own", base, 1, alpha_pattern={"q_proj": 32, "layers.1.mlp.up_proj": 2}))[0]
     for name, matrices in own.items():
@@ -221,6 +224,9 @@ def test_alpha_may_differ_between_modules(base: Path, read: Read, tmp_path: Path
         torch.testing.assert_close(matrices[1], plain[name][1] * times)
     with pytest.raises(TimeoutError):
         read(write_adapter(tmp_path / "endless", base, 1, alpha_pattern={r"(\w|\W|.)*[!?]": 32}))
+    monkeypatch.setattr(adapters, "PATTERNS_S", 0.0)  # all of them together have taken too long
+    with pytest.raises(TimeoutError):
+        read(tmp_path / "own")
 
 
 def test_the_content_is_that_of_both_files(base: Path, read: Read, tmp_path: Path) -> None:

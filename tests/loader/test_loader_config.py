@@ -161,8 +161,20 @@ def test_overrides_replace_fields(read: Read) -> None:
             r"'NobodysLMHeadModel' is not supported; supported are LlamaForCausalLM, .*",
         ),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 to 2,147,483,647, got '64'"),
-        ({"hidden_size": 10**12}, "hidden_size must be a whole number from 1 to 2,147,483,647, got 1000000000000"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 to 1,048,576, got '64'"),
+        ({"hidden_size": 10**12}, "hidden_size must be a whole number from 1 to 1,048,576, got 1000000000000"),
+        ({"intermediate_size": 10**9}, "intermediate_size must be a whole number from 1 to 4,194,304, got 1000000000"),
+        ({"vocab_size": 10**12}, "vocab_size must be a whole number from 1 to 2,147,483,647, got 1000000000000"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads must be a whole number from 1 to 65,536, got 1000000000"),
+        ({"head_dim": 10**9}, "head_dim must be a whole number from 1 to 65,536, got 1000000000"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 1e300}},
+            r"rope_scaling: factor must be a number above 0 and below 1,000,000, got 1e\+300",
+        ),
+        (
+            {"architecture": "Gemma3ForCausalLM", "layer_types": ["a lot of it"] * 10**5},
+            r"layer_types may hold .* only, got (.){200}\.$",
+        ),
         (
             {"architecture": "MixtralForCausalLM", "num_local_experts": 10**9, "num_experts_per_tok": 2},
             "num_local_experts must be a whole number from 1 to 65,536, got 1000000000",

@@ -121,6 +121,7 @@ GROWING = "{% set ns = namespace(s='ab', l=[1, 2], n=3) %}{% for i in range(99) 
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
         "{% for i in [1, 2] recursive %}{% if loop.depth < 40 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
         LONG * 4 + "{{ range(999) | sort | length }}" + "{% endfor %}" * 4,
+        "{{ ([[1] * 999] * 99999) | sum(start=[]) | length }}",
     ],
 )
 def test_a_template_without_an_end_is_ended(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +185,14 @@ def test_formats_of_a_usual_width_are_filled() -> None:
         "{{ (1).from_bytes(('a' * 199999).encode(), 'big') % 7 }}",
         "{{ [1] | tojson(indent=100000) }}",
         "{{ ('ab' * 400000) | wordwrap(1) }}",
+        NESTING + "{'a': ns.l.keys().mapping, 'b': ns.l.keys().mapping} %}{% endfor %}{{ ns.l }}",
+        NESTING + "[ns.l] + [ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set m = ('a' * 99999) | safe %}{{ [m.join] * 9999 }}",
+        "{{ strftime_now('%999999999d' ~ ' ' * 9999999) | length }}",
+        "{% macro m(s) %}{{ m(s + 'b') }}{% endmacro %}{{ m('a' * 99999999) }}",
+        "".join(f"{{% set a{i} = 'a' * 99999999 %}}" for i in range(5)),
+        "{{ ('é' * 999999) | urlencode | length }}",
+        "{{ ('ab' * 9999999) | batch(2) | list | length }}",
     ],
 )
 def test_a_template_does_not_fill_the_memory(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +234,21 @@ def test_a_template_that_python_cannot_compile_is_refused(template: str) -> None
         ChatTemplate(template).render(TALK)
     with pytest.raises(SettingsError, match=r"^--chat-template cannot be compiled: "):
         given_template("{{ 1 }}" + template)
+
+
+def test_messages_that_are_gathered_one_by_one_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}"
+    template = ChatTemplate(gathered + "{{ ns.l == messages }}{{ kept() }}")
+    said = [{"role": "user", "content": "x" * 999}] * 999
+    kept = {"kept": lambda: f" {chat_template._clock.held < 3 << 22}"}
+    assert template.render(said, **kept) == "True False"
+    monkeypatch.setattr(chat_template, "MOST_TEXT", 1 << 22)
+    assert template.render(said, **kept) == "True True"
+
+
+def test_lists_of_a_conversation_are_joined() -> None:
+    template = "{% set l = messages | map(attribute='calls') | sum(start=[]) %}{{ l }}{{ [1, 2] | sum }}"
+    assert ChatTemplate(template).render([{"calls": [1]}, {"calls": [2, 3]}]) == "[1, 2, 3]3"
 
 
 def test_nothing_of_a_conversation_is_kept_for_the_next() -> None:

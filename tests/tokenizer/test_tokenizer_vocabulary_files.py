@@ -375,3 +375,13 @@ def test_mistrals_own_vocabularies_give_its_ids(tmp_path: Path, name: str) -> No
     assert tokenizer.special_ids == truth.special_ids
     assert_the_same(tokenizer, lambda text: truth.encode(text, bos=False, eos=False))
     assert_text_comes_back(tokenizer)
+
+
+def test_a_template_of_tokens_that_names_an_unknown_one_is_the_files_fault(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    content = json.loads(backend.to_str())
+    content["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="has a value that cannot be used"):
+        load_tokenizer(tmp_path)

@@ -212,11 +212,7 @@ def load_model(
     if options.record and not spread.layers:
         raise SettingsError("--enable-return-routed-experts is for models with experts, and this one has none.")
     slots = list(model.slots())
-    load.check_weights(slots, source)
-    if topology.has_ends:
-        load.check_ends(slots, source)
-    if topology.all_groups.tp_rank == 0:
-        load.check_biases(slots, source)
+    load.check_share(slots, source, topology)
     if packed_ops is not None:
         weight_bytes, instead = load.packed_size(source, settings.model.quantization)[0], "--quantization int4"
     else:

@@ -18,7 +18,7 @@ from bough.executor.load_model import LoadedWeights, cache_scales, initial_forma
 from bough.executor.machine import free_memory_bytes
 from bough.layers.spread import ExpertRecord
 from bough.layers.weights import WeightSlot
-from bough.loader.load import check_ends, check_weights, load_weights, open_source, packed_cache, packed_size
+from bough.loader.load import check_share, check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
 from bough.loader.source import WeightSource
 
@@ -146,9 +146,7 @@ class WeightStore:
     def _open(self, files: ModelFiles, load_format: str) -> Checkpoint:
         config = self._loaded.config
         source = open_source(files, config, load_format, self._loaded.device)
-        check_weights(self._slots, source)
-        if self._loaded.topology.has_ends:
-            check_ends(self._slots, source)
+        check_share(self._slots, source, self._loaded.topology)
         if not self.in_place:  # packed weights are as wide as the checkpoint has them
             needed, _ = packed_size(source, self._settings.model.quantization)
             free = free_memory_bytes() + self._held_bytes

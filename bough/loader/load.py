@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
+from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import FillingWeight, Format, format_for, of_tables, packed_bytes
 from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
@@ -178,6 +179,15 @@ def _fill_packed(slot: WeightSlot, weight: FillingWeight, source: WeightSource, 
         cache.add(slot.name, weight.weight)
 
 
+def check_share(slots: Sequence[WeightSlot], source: WeightSource, topology: Topology) -> None:
+    """Raises unless the source is that of the model of which the slots are this rank's share."""
+    check_weights(slots, source)
+    if topology.has_ends:
+        check_ends(slots, source)
+    if topology.all_groups.tp_rank == 0:
+        check_biases(slots, source)
+
+
 def check_weights(slots: Sequence[WeightSlot], source: WeightSource) -> None:
     """Raises unless the source has every tensor that the slots need, in its shape."""
     available = set(source.names())
@@ -211,8 +221,7 @@ def check_ends(slots: Iterable[WeightSlot], source: WeightSource) -> None:
 
 
 def check_biases(slots: Iterable[WeightSlot], source: WeightSource) -> None:
-    """Raises if a matrix that is read has a bias that is not. The slots are those of a rank that adds all biases. Some
-    tools write biases of zeros that no model adds."""
+    """Raises if a matrix is read but not its bias, unless that is zeros, which some tools for quantisation write."""
     slot_names = {slot.name for slot in slots}
     for name in set(source.names()) - slot_names:
         if name.endswith(".bias") and f"{name[:-4]}weight" in slot_names and source.read(name).any():

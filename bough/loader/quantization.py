@@ -16,8 +16,7 @@ INSTEAD = (
     "on a CPU, fp8 on a GPU."
 )
 MODELOPT_FILE = "hf_quant_config.json"
-# The second is of compressed-tensors' first releases, the third of MLX.
-SECTIONS = ("quantization_config", "compression_config", "quantization")
+SECTIONS = ("quantization_config", "compression_config", "quantization")  # then an old compressed-tensors', MLX's
 
 
 @dataclass(frozen=True, slots=True)

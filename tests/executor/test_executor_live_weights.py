@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bough.core.control import ReadWeight, Sleep, TakeTensors, Wake
-from bough.core.errors import RequestError
+from bough.core.errors import ModelError, RequestError
 from bough.core.plan import Executor
 from bough.core.settings import Settings
 from bough.distributed.cuda_ipc import shared_handles
@@ -204,6 +204,18 @@ def test_released_weights_come_back_from_their_files_and_say_so(make: Make, chec
     assert tokens_of(executor) == before
     executor.control(Sleep()).wait()
     assert "send the tensors" not in executor.control(Wake()).wait().message
+    executor.close()
+
+
+def test_files_with_a_bias_that_the_model_has_not_are_not_read_again(
+    make: Make, checkpoints: tuple[Path, Path]
+) -> None:
+    executor, folder = make(checkpoints[0]), checkpoints[0]
+    executor.control(Sleep(("weights",))).wait()
+    sound = tensors_of(folder)
+    written(folder / "model.safetensors", {**sound, QUERY.replace("weight", "bias"): torch.ones(len(sound[QUERY]))})
+    with pytest.raises(ModelError, match=r"q_proj\.bias has no place in this model"):
+        executor.control(Wake()).wait()
     executor.close()
 
 

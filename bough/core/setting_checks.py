@@ -98,6 +98,8 @@ def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
     with contextlib.suppress(ValueError, AttributeError):
         given = json.loads(text)
         if given.keys() <= {"image", "video", "audio"} and all(type(each) is value for each in given.values()):
+            if value is int and min(given.values(), default=0) < 0:
+                raise SettingsError(f"--{flag} has counts of 0 or more, got {text!r}.")
             return dict(given)
     raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
 

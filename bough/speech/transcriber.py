@@ -151,12 +151,9 @@ class Transcriber:
             heard = await asyncio.to_thread(features, sound[span], self._speech)
             for temperature in (task.temperature,) if task.stream or task.temperature else STEPS:
                 answer = await self._ask(heard, prompt, _asked(temperature, silence), emit if task.stream else None)
-                scores = [entry[0] for entry in answer.output_logprobs.tokens if entry[0] is not None]
-                mean = sum(scores) / max(1, len(scores))
+                mean, silent = _mean_logprob(answer), _silence(answer)
                 text = self._tokenizer.decode([id for id in answer.ids if id < self._speech.end]).encode()
                 ratio = len(text) / len(zlib.compress(text)) if text else 1.0
-                chosen = [*answer.input_logprobs.chosen, *answer.output_logprobs.chosen][1]  # behind the start
-                silent = math.exp(chosen[0][0]) if chosen and chosen[0][0] is not None else 0.0
                 nothing = silent > SILENT and mean < UNLIKELY
                 if nothing or (ratio <= REPEATS and mean >= UNLIKELY):
                     break
@@ -212,11 +209,26 @@ class Transcriber:
             heard_by = {"media": media, "namespace": digest.hex()}
             hearing = tuple(msgspec.structs.replace(each, **heard_by) for each in inputs.prompts)
             pieces = self._client.pieces(dataclasses.replace(inputs, prompts=hearing), stream=emit is not None)
+            held = ""  # while the model doubts that anybody speaks, which is decided at the end
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
-                    if emit is not None and piece.text:
-                        emit(piece.text)
+                    held += piece.text
+                    likely = piece.finish is not None and _mean_logprob(piece.answer) >= UNLIKELY
+                    if emit is not None and held and (likely or _silence(piece.answer) <= SILENT):
+                        emit(held)
+                        held = ""
         return piece.answer
+
+
+def _mean_logprob(answer: RequestOutput) -> float:
+    scores = [entry[0] for entry in answer.output_logprobs.tokens if entry[0] is not None]
+    return sum(scores) / max(1, len(scores))
+
+
+def _silence(answer: RequestOutput) -> float:
+    """How likely nobody speaks, as the model says behind its start."""
+    chosen = [*answer.input_logprobs.chosen, *answer.output_logprobs.chosen][1]
+    return math.exp(chosen[0][0]) if chosen and chosen[0][0] is not None else 0.0
 
 
 def _asked(warmth: float, scored: list[int], most: int = 224) -> dict[str, Any]:

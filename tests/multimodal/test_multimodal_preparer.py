@@ -186,6 +186,12 @@ def test_a_missing_package_is_named(preparer: MediaPreparer, monkeypatch: pytest
         prepare(preparer, b"x")
 
 
+def test_there_are_no_fewer_media_than_none() -> None:
+    check_media(MediaSettings(limit_mm_data_per_request='{"image": 0}'))
+    with pytest.raises(SettingsError, match="--limit-mm-data-per-request has counts of 0 or more"):
+        check_media(MediaSettings(limit_mm_data_per_request='{"image": -1}'))
+
+
 @pytest.mark.parametrize("flag", ["limit_mm_data_per_request", "mm_process_config"])
 def test_flags_are_checked_at_the_start(flag: str) -> None:
     for wrong in ("{", "[]", "3", '{"smell": 3}', '{"image": "many"}'):

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from bough.core.errors import RequestError
 from bough.core.pipe_process import ProcessPool
 from bough.core.speech import SAMPLE_RATE, SpeechConfig
-from bough.server.bodies import read_bytes
+from bough.server.bodies import read_bytes, validation_error
 from bough.server.context import ServerContext
 from bough.server.endpoint import EVENTS, OPENAI, Endpoint, json_response
 from bough.server.errors import openai_shape
@@ -77,7 +77,10 @@ def read_task(form: dict[str, list[bytes]], *, translate: bool) -> Task:
     texts = {name: [each.decode(errors="replace") for each in values] for name, values in form.items() if any(values)}
     times = texts.pop("timestamp_granularities", [])
     given = {name: values[-1] for name, values in texts.items()} | {"timestamp_granularities": times}
-    task = msgspec.convert({**given, "translate": translate}, Task, strict=False)
+    try:
+        task = msgspec.convert({**given, "translate": translate}, Task, strict=False)
+    except msgspec.ValidationError as error:
+        raise (validation_error(b"", str(error), Task) or error) from None
     if task.stream and task.response_format not in ("json", "text"):
         raise RequestError(f"stream gives text, which {task.response_format} is not.", field="response_format")
     if "word" in task.timestamp_granularities and task.response_format != "verbose_json":

@@ -168,13 +168,18 @@ def test_words_have_times() -> None:
     assert len(both.words) == len(both.segments) == 2 and both.segments[1].text == " there."
 
 
-def test_a_stream_is_the_text_in_pieces() -> None:
+def streamed(engine: NativeEngine) -> list[Any]:
     async def test(client: openai.AsyncOpenAI) -> list[Any]:
         stream = await client.audio.transcriptions.create(file=("a.wav", wav(2)), model="tiny", stream=True)
         return [event async for event in stream]
 
+    events: list[Any] = served(engine, test)
+    return events
+
+
+def test_a_stream_is_the_text_in_pieces() -> None:
     engine = HearingEngine(lambda message: [*b" Hello there.", 256])
-    *deltas, done = served(engine, test)
+    *deltas, done = streamed(engine)
     assert len(deltas) > 3 and {each.type for each in deltas} == {"transcript.text.delta"}
     assert "".join(each.delta for each in deltas) == done.text == "Hello there."
     assert np.frombuffer(engine.requests[0].input_ids, np.int32).tolist() == [257, 399], "no times are asked for"
@@ -213,6 +218,13 @@ def test_a_window_without_speech_has_no_text() -> None:
     assert transcribed(HearingEngine(hello, unlikely=1.0, silent=0.9)).text == ""
 
 
+@pytest.mark.parametrize(("unlikely", "text"), [(1.0, ""), (-1.0, "You.")])
+def test_a_stream_waits_for_the_end_where_there_may_be_no_speech(unlikely: float, text: str) -> None:
+    engine = HearingEngine(lambda message: [*b" You.", 256], unlikely=unlikely, silent=0.9)
+    *deltas, done = streamed(engine)
+    assert done.text == text and [each.delta for each in deltas] == [text] * bool(text)
+
+
 def test_a_prompt_comes_before_the_start() -> None:
     engine = HearingEngine(hello)
     transcribed(engine, prompt="Hi")
@@ -225,7 +237,7 @@ def test_a_prompt_comes_before_the_start() -> None:
     [
         ({"file": ("a.wav", b"no sound at all")}, "cannot be read as sound"),
         ({"file": ("a.wav", b"")}, "file is missing"),
-        ({"response_format": "xml"}, "response_format"),
+        ({"response_format": "xml"}, "response_format must be one of 'json', 'text', 'srt', 'verbose_json', 'vtt'"),
         ({"temperature": 3.0}, "temperature: expected float <= 1.0"),
         ({"language": "de"}, "knows English only"),
         ({"timestamp_granularities": ["word"]}, "times of words come with response_format verbose_json"),

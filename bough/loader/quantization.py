@@ -38,7 +38,7 @@ def quantization_of(files: ModelFiles) -> Quantization | None:
     for outer in (given, given.section("text_config")):
         for name in SECTIONS:
             section = None if outer is None else outer.section(name)
-            if section is not None:
+            if section is not None and (name != "quantization" or "group_size" in section.values):
                 usual = "mlx" if "group_size" in section.values else "unnamed"  # MLX names itself nowhere
                 return _read(section, section.text("quant_method", usual))
     path = files.folder / MODELOPT_FILE

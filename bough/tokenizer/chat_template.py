@@ -364,7 +364,7 @@ def _allow(fits: bool) -> bool:
 def _length(value: Any) -> int:
     if isinstance(value, SIZED):
         return len(value)
-    return 1 << 17 if isinstance(value, Iterator) else 0  # which nobody knows
+    return 1 << 17 if isinstance(value, Iterator) else 0  # the length of an iterator is unknown
 
 
 def _weight(value: Any) -> int:

@@ -25,7 +25,7 @@ from bough.messages.outputs import Reply
 M = TypeVar("M")
 TCP = "tcp://"
 KEY_VARIABLE, KEY_LENGTH = "BOUGH_CLUSTER_KEY", 32
-TOGETHER = 256  # messages of one call that arrive at once: a step is planned with what is there, not with the first alone
+TOGETHER = 256  # messages of one call that arrive at once: steps are planned with all that is there
 CLIENT_SHIFT = 48  # bits for counting: enough for a million requests a second over nine years
 
 

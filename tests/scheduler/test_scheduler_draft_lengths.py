@@ -143,7 +143,7 @@ def test_further_drafts_are_expected_to_cost_half_of_what_the_first_did() -> Non
 
 
 def test_the_first_drafts_of_an_engine_come_one_by_one() -> None:
-    """Nobody knows yet whether they cost next to nothing or as much as a step."""
+    """Their cost is unknown yet: next to nothing, or as much as a step."""
     table = SimpleNamespace(requests=[None] * ROWS, handle=np.arange(ROWS))
     chosen = DraftLengths(cast(Any, table), 256, adaptive=True)
     for _ in range(TRIALS):

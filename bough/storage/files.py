@@ -8,6 +8,7 @@ while they make room; it holds the bytes in the folder, or more where a writer d
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import time
@@ -17,6 +18,7 @@ from bough.core.files import home, user_path
 from bough.storage.store import HEADER, Buffer, log
 
 FOLDER_VARIABLES = ("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR")
+OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9a-f]+")  # runs, and unfinished ones; others' files stay
 STALE_S = 60.0  # without a write, after which the writer of an unfinished file counts as dead
 SHARE_KEPT = 0.9  # of max_bytes when room is made, because that takes a look at all files
 
@@ -95,10 +97,10 @@ class Files:
         files = []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):  # finished, or found damaged, meanwhile
-                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.name))
-        files = sorted(file for file in files if file[2] != ".lock")
+                if OURS.fullmatch(entry.name):
+                    files.append((entry.stat().st_mtime, entry.stat().st_size, entry.name))
         used, stale = sum(size for _, size, _ in files), time.time() - STALE_S
-        for changed, size, name in files:
+        for changed, size, name in sorted(files):
             if changed < stale if name.startswith(".") else used > most:
                 self.remove(name)
                 used -= size

@@ -181,6 +181,22 @@ def test_what_a_dead_writer_left_is_removed_once_it_is_old(folder: Path) -> None
     assert not list(folder.glob(".*.0123"))
 
 
+def test_what_others_have_put_into_the_folder_stays(folder: Path) -> None:
+    """It neither counts nor goes, however old: the variable may name a folder that serves other purposes."""
+    (folder / "photos").mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    others = [folder / "letter.txt", folder / ".profile", folder / f"{KEYS[0]}.bin"]
+    for path in others:
+        path.write_bytes(bytes(3 * FILE))
+    store = Store(Files(max_bytes=2 * FILE))
+    for path in others:
+        age(Files(max_bytes=2 * FILE), path.name, files_module.STALE_S + 1)
+    assert store.put(KEYS[:3], [content(each) for each in range(3)]) == 3 and store.get(KEYS[2:3], empty(1)) == 1
+    store.clear()
+    assert store.get(KEYS[2:3], empty(1)) == 0
+    assert [path.stat().st_size for path in others] == [3 * FILE] * 3 and (folder / "photos").is_dir()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

@@ -53,12 +53,9 @@ class Fetch:
         return late or policy == "best_effort" or self.future.done()
 
     def read(self, store: Store) -> None:
-        states = [state_key(key) for key in self.keys if self._state_bytes]
-        while states and (self.stopped or not store.exists(states[-1:])):
-            states.pop()
-        if self._state_bytes:
-            self.count = len(states)
-            self.state = self._read(store, states[-1], self._state_bytes, 0) if states else None
+        while self._state_bytes and self.count and self.state is None:
+            self.state = self._read(store, state_key(self.keys[self.count - 1]), self._state_bytes, 0)
+            self.count -= self.state is None
         for key in self.keys[: self.count]:
             run = self._read(store, key, self._run_bytes)
             if run is None:

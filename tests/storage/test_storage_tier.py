@@ -19,7 +19,7 @@ from bough.core.settings import MemorySettings
 from bough.messages.requests import Abort, Control, FlushCache
 from bough.storage import tier as tier_module
 from bough.storage.store import Store, run_keys
-from bough.storage.tier import StoreTier, Transfers, open_tier
+from bough.storage.tier import StoreTier, Transfers, open_tier, state_key
 from tests.fakes.engine_pair import HERE, EnginePair
 from tests.fakes.executor import FakeExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
@@ -294,6 +294,20 @@ def test_a_prompt_begins_with_the_last_state_that_the_store_has() -> None:
     del kept.values[run]
     assert Rig(kept, **states).ask(PROMPT[:300]) == (0, None), "a state without its run"
     assert run in kept.values, "it was stored again"
+
+
+def test_a_damaged_state_is_written_again_and_the_one_before_it_serves() -> None:
+    kept = Kept()
+    rig = Rig(kept, groups=[(KVGroup("state"), 16)])
+    rig.ask()
+    first, last = (state_key(key) for key in run_keys((*rig.tier._identity, ""), np.array(PROMPT)))
+    for name, found in ((last, 256), (first, 0)):
+        value = kept.values[name]
+        kept.values[name] = value[:-1] + bytes([value[-1] ^ 1])
+        rig.flush()
+        assert rig.ask() == (found, (found, "file") if found else None) and kept.values[name] == value
+        kept.values.pop(last)
+    assert rig.figures["corrupt_runs_total"] == 2
 
 
 def tier_over(kept: Kept, reads: int = 0, policy: str = "wait_complete") -> Callable[[Any], StoreTier]:

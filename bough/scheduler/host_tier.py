@@ -35,8 +35,7 @@ class Transfer:
     """A copy under way."""
 
     ticket: Ticket
-    nbytes: int
-    inward: bool
+    command: CopyPagesOut | CopyPagesIn
     read: IntArray  # pages of full attention that must stay as they are until it is done
     key: tuple[IntArray, str] | None = None  # tokens that are on the host then, and their namespace
 
@@ -215,19 +214,22 @@ class TieredCache(PrefixCache):
     def _start(
         self, command: CopyPagesOut | CopyPagesIn, read: IntArray = NO_PAGES, key: tuple[IntArray, str] | None = None
     ) -> None:
-        nbytes = len(command.pages) * self._page_bytes[command.group]
-        ticket = self._executor.control(command)
-        self.under_way.append(Transfer(ticket, nbytes, isinstance(command, CopyPagesIn), read, key))
+        self.under_way.append(Transfer(self._executor.control(command), command, read, key))
 
     def _finish(self, transfer: Transfer) -> None:
-        seconds = transfer.ticket.wait().seconds
-        if not transfer.inward:
-            self._bytes_out += transfer.nbytes
-            if self.below is not None and transfer.key is not None:
-                self.below.offer(*transfer.key, self.host.tree.pages_of(*transfer.key), self._buffers)
+        seconds, command = transfer.ticket.wait().seconds, transfer.command
+        nbytes = len(command.pages) * self._page_bytes[command.group]
+        if isinstance(command, CopyPagesIn):
+            self._bytes_in += nbytes
+            self.rate.learn(nbytes, seconds)
             return
-        self._bytes_in += transfer.nbytes
-        self.rate.learn(transfer.nbytes, seconds)
+        self._bytes_out += nbytes
+        if self.below is not None and transfer.key is not None:
+            pages = self.host.tree.pages_of(*transfer.key)
+            for later in (each.command for each in self.under_way):  # they may fill pages that were evicted meanwhile
+                if isinstance(later, CopyPagesOut) and later.slots is not None:
+                    pages[later.group][np.isin(pages[later.group], later.slots)] = 0
+            self.below.offer(*transfer.key, pages, self._buffers)
 
     def _finish_all(self) -> None:
         while self.under_way:

@@ -322,6 +322,24 @@ def tier_over(kept: Kept, reads: int = 0, policy: str = "wait_complete") -> Call
     return tier
 
 
+def test_what_a_later_copy_still_fills_is_not_stored() -> None:
+    """The host evicts a prompt that is on its way there, and takes it again into other pages, whose copy comes later
+    than the first one's end: what these hold until then must not be stored as the prompt."""
+    written = []
+    for host in (2400, 700):
+        kept = Kept()
+        machine = FakeExecutor(pages=4000, context_length=1024, chunk_tokens=2048)
+        tier, memory = tier_over(kept)(machine), MemorySettings(**MEMORY)
+        bench = Bench(machine, host_pages=(host,), memory=memory, handover=lambda _, out, side=tier: (side, out))
+        for handle, prompt in enumerate((PROMPT, [3 + i % 80 for i in range(600)])):
+            bench.ask(handle, prompt, max_new_tokens=20)
+        bench.turn()
+        bench.ask(2, [*PROMPT, 7], max_new_tokens=2)
+        bench.run()
+        written.append(kept.values)
+    assert len(written[0]) == 4 and written[1].items() <= written[0].items()
+
+
 @pytest.fixture
 def pair_over() -> Iterator[Callable[..., EnginePair]]:
     """Engines of a pair over one store, with runs of 8 tokens."""

@@ -154,6 +154,9 @@ class PrefillSide(Side):
         elif backend == "cuda_ipc" and not on_gpu:
             reason = "another host, user or GPU, or none"
             objection = f"The two engines cannot share a GPU's memory ({reason}); use the transfer backend auto."
+        known, beat = self._rooms.get(claim.room), wire.Beat(claim.room)
+        if known is not None and known.peer not in (None, peer) and self._link.send(known.peer, beat):
+            objection = "bootstrap_room must name one request: another decode engine waits for this one."
         if objection:
             self._link.send(peer, Failed(claim.room, objection, 400, "BadRequestError"))
             return

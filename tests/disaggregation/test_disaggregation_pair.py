@@ -7,6 +7,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -183,6 +184,20 @@ def test_different_prompts_for_one_room_are_refused_on_both_sides() -> None:
     pair.run()
     for bench in (pair.prefill, pair.decode):
         assert isinstance(bench.out.ended[1], FinishAbort) and "different prompts" in bench.out.ended[1].message
+
+
+def test_a_room_belongs_to_the_decode_engine_that_has_claimed_it() -> None:
+    """Whoever chooses the same number is refused, and does not end the request of another."""
+    pair, prompt, room = EnginePair(lambda: FakeExecutor(chunk_tokens=4)), prompt_of(1, 40), Bootstrap("prefill", 1, 5)
+    pair.prefill.ask(1, prompt, bootstrap=room)
+    pair.ask(1, prompt, max_new_tokens=3, bootstrap=room)
+    pair.turn(3)
+    side = pair.sides["prefill"]
+    side.receive("another", msgspec.structs.replace(side._rooms[5].claim, digest=b"other"), None, pair.now)
+    refusal = msgspec.msgpack.decode(pair.to_decode.queue.pop()[0], type=wire.ToDecode)
+    assert isinstance(refusal, wire.Failed) and refusal.status_code == 400 and "bootstrap_room" in refusal.reason
+    pair.run()
+    assert pair.decode.out.outputs[1] == oracle(prompt, 3)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ class PrefillSide(Side):
                 self._let_go(room.number, "The decode engine is gone.")
             elif now > room.until_s and (room.claim is None or room.request is None):
                 reason = "Only one of the two engines has got it in time (--disaggregation-claim-timeout-s)."
-                self._link.send(room.peer, Failed(room.number, reason))
+                if room.claim is not None:
+                    self._link.send(room.peer, Failed(room.number, reason))
                 self._let_go(room.number, reason)
 
     def _claim(self, peer: Any, claim: Claim) -> None:

@@ -55,6 +55,7 @@ class FakeLink:
         self.gone = False
 
     def send(self, peer: Any, message: Any, payload: np.ndarray | None = None) -> bool:
+        assert isinstance(peer, str | bytes), "ZeroMQ takes nothing else for an address"
         self.wire.send(message, payload)
         return not self.gone
 

@@ -182,7 +182,8 @@ class TieredCache(PrefixCache):
             # Pages of further groups leave the tree without notice, so later plans wait for those.
             apart = beside and not group
             command = CopyPagesOut(pages, self._buffers[group], group, slots, apart)
-            self._start(command, pages if apart else NO_PAGES, None if left else (tokens, namespace))
+            read, key = pages if apart else NO_PAGES, None if left else (tokens, namespace)
+            self.under_way.append(Transfer(self._executor.control(command), command, read, key))
 
     def _evict(self, count: int) -> IntArray:
         writes_back = self._policy == "write_back"
@@ -205,16 +206,12 @@ class TieredCache(PrefixCache):
         copies = self.place(tokens, namespace, offered, whole=True)
         for group, slots, pages in copies:
             if self._page_bytes[group]:
-                self._start(CopyPagesIn(pages, self._buffers[group], group, slots))
+                command = CopyPagesIn(pages, self._buffers[group], group, slots)
+                self.under_way.append(Transfer(self._executor.control(command), command, NO_PAGES))
         self.load_s = self.rate.seconds(nbytes) if copies else 0.0
         return bool(copies)
 
     # Copies under way -------------------------------------------------------------------------------------------------
-
-    def _start(
-        self, command: CopyPagesOut | CopyPagesIn, read: IntArray = NO_PAGES, key: tuple[IntArray, str] | None = None
-    ) -> None:
-        self.under_way.append(Transfer(self._executor.control(command), command, read, key))
 
     def _finish(self, transfer: Transfer) -> None:
         seconds, command = transfer.ticket.wait().seconds, transfer.command

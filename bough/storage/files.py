@@ -95,10 +95,9 @@ class Files:
     def _trim(self, lock: int, most: int) -> int:
         """Removes what was not used for longest until the others have at most so many bytes, and returns how many."""
         files = []
-        for entry in os.scandir(self.folder):
+        for entry in (each for each in os.scandir(self.folder) if OURS.fullmatch(each.name)):
             with contextlib.suppress(FileNotFoundError):  # finished, or found damaged, meanwhile
-                if OURS.fullmatch(entry.name):
-                    files.append((entry.stat().st_mtime, entry.stat().st_size, entry.name))
+                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.name))
         used, stale = sum(size for _, size, _ in files), time.time() - STALE_S
         for changed, size, name in sorted(files):
             if changed < stale if name.startswith(".") else used > most:

@@ -120,8 +120,7 @@ def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -
     store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
     tier = StoreTier(Transfers(store, QUEUE_BYTES), limits, memory, identity)
     if not HEADER.size + (needed := max(tier.run_bytes, tier.state_bytes)) <= store.max_bytes:
-        flag = f"--hicache-storage-backend {memory.hicache_storage_backend}"
-        raise SettingsError(f"{flag}: {RUN_TOKENS} tokens take {needed} bytes; give it a larger max_bytes.")
+        raise SettingsError(f"A stored run takes {needed} bytes; --hicache-storage-backend needs a larger max_bytes.")
     return tier
 
 

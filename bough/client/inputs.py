@@ -395,6 +395,9 @@ def _bootstraps(host: Any, port: Any, room: Any, count: int, many: bool) -> list
         rooms = [room + i for i in range(count)]
     for each in hosts:
         require_name(each or "", "bootstrap_host")
+    for name, given, most in (("bootstrap_port", ports, 65535), ("bootstrap_room", rooms, INT64_MAX)):
+        if any(x is not None and not (_is_int(x) and 0 <= x <= most) for x in given):
+            raise RequestError(f"{name} must be a whole number from 0 to {most}.", field=name)
     places = zip(hosts, ports, rooms, strict=True)
     return [Bootstrap(h or "", p or 8998, r) if h or r is not None else None for h, p, r in places]
 

@@ -106,10 +106,8 @@ class DecodeSide(Side):
         known = self._rooms.get(getattr(message, "room", -1))
         if known is None:
             return
-        pages: Future[Buffer] | None = None
-        if isinstance(payload, Future):
-            pages = payload
-        elif payload is not None:
+        pages = payload if isinstance(payload, Future) else None
+        if isinstance(payload, np.ndarray):
             pages = Future()
             pages.set_result(payload)
         elif isinstance(message, Pages) and message.loan is not None:
@@ -164,9 +162,8 @@ class DecodeSide(Side):
             return
         output = np.frombuffer(done.tokens, dtype=np.int32)
         request.take_over(output)
-        reason = ending_of(request.tokens[request.prompt_len :], request)
-        if not request.max_new:
-            reason = FinishLength(0)
+        generated = request.tokens[request.prompt_len :]
+        reason = ending_of(generated, request) if request.max_new else FinishLength(0)
         handle = np.array([request.handle], dtype=np.int64).tobytes()
         started = [] if done.started is None else [msgspec.structs.replace(done.started, handle=request.handle)]
         self._outbox.tokens(

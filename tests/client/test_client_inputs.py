@@ -204,3 +204,7 @@ def test_the_place_where_a_prompt_is_computed() -> None:
     assert samples == places(bootstrap_room=[7, 9], sampling_params={"n": 2}) and len({r for _, r in samples}) == 4
     with pytest.raises(RequestError, match="bootstrap_room has 3 entries for 2 prompts"):
         places(bootstrap_room=[7, 8, 9])
+    for fields in ({"bootstrap_room": 2**63 - 1}, {"bootstrap_room": [-1, 2]}, {"bootstrap_port": [1, 65536]}):
+        with pytest.raises(RequestError, match="must be a whole number from 0 to"):
+            places(bootstrap_host="a", **fields)
+    assert places(bootstrap_host="a", bootstrap_room=[2**63 - 1, 0]) == [(8998, 2**63 - 1), (8998, 0)]

@@ -416,7 +416,7 @@ def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     reads: int,
     data: st.DataObject,
 ) -> None:
-    """Twice: the second engine finds what the first has stored."""
+    """Twice: the second engine finds what the first has stored, and some of it damaged."""
     page_size, _, rows, _ = machine
     groups, kept = make_groups(page_size, rows, windows, spare), Kept()
     pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
@@ -428,3 +428,5 @@ def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     with patch("bough.storage.store.RUN_TOKENS", 4), patch("bough.storage.tier.RUN_TOKENS", 4):
         for _ in range(2):
             play(actions, config, machine, True, groups=groups, memory=memory, host_pages=pages, handover=tier)
+            for key in data.draw(st.sets(st.sampled_from([*kept.values]))) if kept.values else ():
+                kept.values[key] = kept.values[key][:-1] + bytes([kept.values[key][-1] ^ 1])

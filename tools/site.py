@@ -20,7 +20,7 @@ from bough.core.settings import ALIASES, GROUPS, all_fields
 from bough.gateway.app import NATIVE_PATHS, PREFIXES
 from bough.gateway.core import Gateway
 from bough.gateway.management import Management
-from tools.code_pages import commands_page, errors_page
+from tools.code_pages import commands_page, default_cell, errors_page
 from tools.openapi import document
 
 ROOT = Path(__file__).parents[1]
@@ -88,8 +88,7 @@ def _setting_row(f: dataclasses.Field[Any], prefix: str) -> str:
     flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
     choices = f.metadata["choices"]
     about = f.metadata["help"] + (f": {', '.join(f'`{each}`' for each in choices)}" if choices else "")
-    default = {None: "", False: "off", True: "on", "": ""}.get(f.default, f"`{f.default}`")
-    return f"| {flags} | `{prefix}{f.name.upper()}` | {default} | {_cell(about)} |"
+    return f"| {flags} | `{prefix}{f.name.upper()}` | {default_cell(f.default)} | {_cell(about)} |"
 
 
 def endpoints_page() -> str:

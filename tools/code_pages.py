@@ -152,22 +152,35 @@ def commands() -> list[tuple[str, ...]]:
 def commands_page() -> str:
     shared = {"--" + name.replace("_", "-") for name in (*(f.name for _, f in all_fields()), *ALIASES)} | {"--help"}
     lines = ["# Commands", "", "This page is made of the code. Commands that start an engine take"]
-    lines += ["[its flags](settings.md) as well; the tables have what is a command's own."]
+    lines += ["[its flags](settings.md) as well; their tables have only what is a command's own."]
     for words in commands():
         parser = parser_of(*words)
-        own = [a for a in parser._actions if a.help != argparse.SUPPRESS and not {*a.option_strings} & shared]
+        starts = "--mem-fraction-static" in parser._option_string_actions
+        left_out = shared if starts else {"--help"}
+        own = [a for a in parser._actions if a.help != argparse.SUPPRESS and not {*a.option_strings} & left_out]
         about = " ".join((parser.description or "").split()).rstrip(".") + "."
         lines += ["", f"## bough {' '.join(words)}", "", about]
-        if len(own) < len(parser._actions) - 10:
+        if starts:
             lines += ["", "It starts an engine or a server: [its flags](settings.md) too."]
         if own:
             lines += ["", "| flag | default | |", "|---|---|---|", *map(_row, own)]
     return "\n".join(lines) + "\n"
 
 
+def default_cell(value: Any) -> str:
+    """A default as a cell of a table. 0 and 1 are numbers, although Python has them equal to False and True."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"`{' '.join(map(str, value))}`" if isinstance(value, list | tuple) else f"`{value}`"
+
+
 def _row(action: argparse.Action) -> str:
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.metavar or action.dest}`"
-    default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f"`{action.default}`"
+    default = (
+        "" if action.default is False or action.default in ([], argparse.SUPPRESS) else default_cell(action.default)
+    )
     about = ((action.help or "") % {"default": action.default}).replace("|", "\\|")
-    choices = ": " + ", ".join(f"`{each}`" for each in action.choices) if action.choices else ""
-    return f"| {names} | {default} | {about}{choices} |"
+    choices = ", ".join(f"`{each}`" for each in action.choices or ())
+    return f"| {names} | {default} | {': '.join(filter(None, (about, choices)))} |"

@@ -20,7 +20,7 @@ from bough.core.settings import ALIASES, GROUPS, all_fields
 from bough.gateway.app import NATIVE_PATHS, PREFIXES
 from bough.gateway.core import Gateway
 from bough.gateway.management import Management
-from tools.code_pages import commands_page, errors_page
+from tools.code_pages import commands_page, default_cell, errors_page
 from tools.openapi import document
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +45,7 @@ GATEWAY_VARIABLES = {
     "SELECTOR": "`--selector`, with spaces or commas between the labels",
     "CONFIG": "`--config`: its [file](gateway.md#configuration-file)",
 }
+TITLES = {"lora": "LoRA settings", "unbuilt": "Settings of SGLang that are accepted at their default only"}  # of groups
 KEYS = {"open": "none", "api": "the API's", "admin": "for management"}
 TYPED = {"type", "anyOf", "$ref", "enum", "const"}  # of a schema that says what a value is
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
@@ -57,7 +58,9 @@ def settings_page() -> str:
     lines = ["# Flags and environment variables", "", "This page is made of the code."]
     lines += ["Flags win over variables, those over the file of `--config`, which has the same names without dashes."]
     for group, pairs in itertools.groupby(all_fields(), key=lambda pair: pair[0]):
-        lines += _settings_table(f"{group.capitalize()} settings", GROUPS[group], [f for _, f in pairs])
+        lines += _settings_table(
+            TITLES.get(group, f"{group.capitalize()} settings"), GROUPS[group], [f for _, f in pairs]
+        )
     lines += _settings_table("The gateway", GatewaySettings, gateway_fields(), GATEWAY_PREFIX)
     lines += [
         "",
@@ -88,8 +91,7 @@ def _setting_row(f: dataclasses.Field[Any], prefix: str) -> str:
     flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
     choices = f.metadata["choices"]
     about = f.metadata["help"] + (f": {', '.join(f'`{each}`' for each in choices)}" if choices else "")
-    default = {None: "", False: "off", True: "on", "": ""}.get(f.default, f"`{f.default}`")
-    return f"| {flags} | `{prefix}{f.name.upper()}` | {default} | {_cell(about)} |"
+    return f"| {flags} | `{prefix}{f.name.upper()}` | {default_cell(f.default)} | {_cell(about)} |"
 
 
 def endpoints_page() -> str:

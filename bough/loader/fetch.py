@@ -126,9 +126,9 @@ def _watch(process: subprocess.Popen[str], folder: Path, report: Report) -> str:
 
 def _bytes_under(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # pip moves and deletes while we look
-            total += path.stat().st_size if path.is_file() else 0
+    for path in (Path(place, name) for place, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(FileNotFoundError):  # pip moves and deletes files and folders while we look
+            total += path.stat().st_size
     return total
 
 

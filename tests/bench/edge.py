@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each load")
     parser.add_argument("--output-len", type=int, default=16, help="tokens of a whole answer")
     parser.add_argument("--stream-len", type=int, default=128, help="tokens of a streamed answer")
-    parser.add_argument("--step-ms", type=float, default=0.0, help="how long a step of the stand-in takes")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time of a step of the fake executor")
     parser.add_argument("--model", help="whose tokenizer and configuration are used; the default model when left out")
     parser.add_argument("--json", action="store_true", help="print one JSON object per load")
 

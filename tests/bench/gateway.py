@@ -1,10 +1,11 @@
 """What routing to cached prefixes gains, and what passing through the gateway costs.
 
-`bough bench gateway` runs it in a checkout. Workers are stand-ins that hold an engine's real cache and model its time
-(`gateway_simulation`), so that many of them fit on a small machine. By default real processes are measured: stand-ins,
-`bough gateway`, and users over HTTP; with `--model` the workers are engines. With `--simulate` the same policies run
-against the same model in virtual time, with the same result on every machine. With `--overhead` the gateway is compared
-with calling the worker directly. With `--scale` its own work is measured for as many workers as no machine could run.
+`bough bench gateway` runs it in a checkout. Simulated workers hold an engine's real cache and model its time
+(`gateway_simulation`), so that many of them fit on a small machine. By default real processes are measured: simulated
+workers, `bough gateway`, and users over HTTP; with `--model` the workers are engines. With `--simulate` the same
+policies run against the same model in virtual time, with the same result on every machine. With `--overhead`
+the gateway is compared with calling the worker directly. With `--scale` its own work is measured for as many workers
+as no machine could run.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=["round_robin", "cache_aware", "cost", "kv_events"],
         help="which policies are compared; the first is what the others are measured against",
     )
-    parser.add_argument("--model", help="engines with this model as workers, instead of stand-ins")
+    parser.add_argument("--model", help="engines with this model as workers, instead of simulated ones")
     parser.add_argument("--workers", type=int, default=8, help="workers")
     parser.add_argument("--users", type=int, default=128, help="users who each wait for their answer")
     for field in (field for group in (LoadOptions, Costs, OverheadOptions) for field in dataclasses.fields(group)):

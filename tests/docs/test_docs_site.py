@@ -65,6 +65,8 @@ def test_the_generated_pages_have_every_setting_and_every_route() -> None:
     settings, endpoints = site.settings_page(), site.endpoints_page()
     shown = [f.name for _, f in all_fields() if f.metadata["help"]]
     assert not [name for name in shown if f"`BOUGH_{name.upper()}`" not in settings]
+    for name, default in (("PAGE_SIZE", "`1`"), ("NODE_RANK", "`0`"), ("STRICT_FIELDS", "off"), ("UDS", "")):
+        assert f"| `BOUGH_{name}` | {default} |" in settings, "numbers are not switches"
     assert "`BOUGH_GATEWAY_POLICY`" in settings and site.OTHER_VARIABLES.keys() == OTHER_VARIABLES
     routes = site.document()["paths"]
     assert not [f"{m} {p}" for p, ms in routes.items() for m in ms if f"### {m.upper()} {p}\n" not in endpoints]
@@ -114,7 +116,15 @@ def test_the_page_of_commands_has_each_with_its_own_flags() -> None:
         assert f"\n## bough {' '.join(words)}\n" in page
     for flag in ("--worker-urls", "--prefill", "--replace", "--dataset-name", "--interval-s"):
         assert f"| `{flag}`" in page
-    assert "`--page-size`" not in page, "the engine's flags are on the page of settings"
+    assert "`--mem-fraction-static`" not in page, "the engine's flags are on the page of settings"
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## bough ")[1:]}
+    own = {"gateway": "--api-key", "store": "--uds", "replay": "--api-key", "bench serving": "--port"}
+    assert not [name for name, flag in own.items() if f"| `{flag}` |" not in parts[name]]
+    engines = {name for name, part in parts.items() if "(settings.md) too" in part}
+    assert {"serve", "chat", "bench offline"} <= engines and not engines & own.keys()
+    assert (
+        "| `--seed` | `0` |" in parts["bench offline"] and "| `--batch-size` | `1 4 16` |" in parts["bench one-batch"]
+    )
 
 
 def test_the_changelog_speaks_of_this_version_first() -> None:

@@ -12,6 +12,7 @@ import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -248,6 +249,26 @@ def test_pip_failures_become_one_sentence(
     fake_python(tmp_path, monkeypatch, f"sys.stderr.write({stderr!r}); sys.exit(1)")
     with pytest.raises(error, match=text):
         fetch.pip_download(file, tmp_path, lambda _: None)
+
+
+def test_a_folder_that_pip_deletes_while_it_is_looked_at_costs_no_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole.whl").write_bytes(CONTENT)
+    (tmp_path / "pip-unpack" / "part").mkdir(parents=True)
+    real, looked_at = os.scandir, list[object]()
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "pip-unpack":
+            looked_at.append(path)
+            (Path(path) / "part").rmdir()
+            Path(path).rmdir()
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        assert fetch._bytes_under(tmp_path) == len(CONTENT)
+    assert len(looked_at) == 1
 
 
 def test_interrupt_ends_pip(file: fetch.WheelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

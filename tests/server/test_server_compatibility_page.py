@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.core.settings import ALIASES, all_fields
+from bough.core.settings import ALIASES, MODEL_TOKENS, NGRAM_TOKENS, TREE_TOKENS, all_fields
 from bough.server.protocols import all_endpoints
 from tests.server.native_engine import NativeEngine
 
@@ -47,3 +47,12 @@ def test_what_the_page_says_of(name: str, verdict: str) -> None:
         context = NativeEngine(lambda message: []).context()
         found = name in {endpoint.path for endpoint in all_endpoints(context)}
     assert found == (verdict != "missing")
+
+
+def test_the_defaults_that_the_page_names_are_those_of_the_settings() -> None:
+    named = re.findall(r"^\| `--([a-z0-9-]+)` \| \w+ \| ([\d.,]+)[^;|]* by default", PAGE, re.MULTILINE)
+    defaults = {f.name.replace("_", "-"): f.default for _, f in all_fields()}
+    told = {name: float(number.replace(",", "")) for name, number in named if isinstance(defaults[name], int | float)}
+    assert len(told) >= 4 and told == {name: float(defaults[name]) for name in told}
+    tokens = f"{NGRAM_TOKENS} by default, {MODEL_TOKENS} with a draft model, {TREE_TOKENS} with trees"
+    assert f"| `--speculative-num-draft-tokens` | different | {tokens} |" in PAGE

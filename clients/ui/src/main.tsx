@@ -25,7 +25,12 @@ const VIEWS: Record<string, View> = {
 
 function place(): [string, string] {
   const [view = "", about = ""] = location.hash.slice(1).split("/");
-  return view in VIEWS ? [view, decodeURIComponent(about)] : ["chat", ""];
+  try {
+    if (Object.hasOwn(VIEWS, view)) return [view, decodeURIComponent(about)];
+  } catch {
+    // a link that was cut, such as #timelines/%
+  }
+  return ["chat", ""];
 }
 
 interface Asked {

@@ -238,6 +238,10 @@ class Visit:
         seen["requests"] = page.locator(".requests li").count()
         page.goto(f"{self.given.url}/ui#timelines/unknown")
         seen["not_kept"] = page.locator(".timelines .hint").first.inner_text()
+        for broken in ("timelines/%", "constructor"):
+            page.goto(f"{self.given.url}/ui#{broken}")
+            page.reload()  # the address is read anew
+            page.locator(".chat").wait_for()
 
     def ask_engine(self, text: str) -> None:
         self.page.request.post(

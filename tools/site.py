@@ -148,7 +148,8 @@ def _queries(operation: dict[str, Any]) -> list[str]:
 
 def _body(operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
     content = operation.get("requestBody", {}).get("content", {})
-    schema = content.get("application/json", {}).get("schema", {})
+    media = next(iter(content), "")
+    schema = content.get(media, {}).get("schema", {})
     name = schema.get("$ref", "").rpartition("/")[2]
     fields = schemas.get(name, schema).get("properties", {})
     if not fields:
@@ -158,7 +159,8 @@ def _body(operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
     rows = [f"| `{field}` | {_type(kind)} | {'yes' if field in required else ''} |" for field, kind in typed.items()]
     others = ", ".join(f"`{field}`" for field in fields if field not in typed)
     idle = [f"Known from other engines, and refused or without effect here: {others}.", ""] if others else []
-    return ["| field of the body | type | needed |", "|---|---|---|", *rows, "", *idle]
+    kind = "body" if media == "application/json" else f"form (`{media}`)"
+    return [f"| field of the {kind} | type | needed |", "|---|---|---|", *rows, "", *idle]
 
 
 def _answers(operation: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ constant time and never appear in a response or a log line.
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -33,6 +33,7 @@ def error_response(failure: errors.Failure, shape: errors.Shape) -> Response:
 Handler = Callable[..., Awaitable[Response]]  # takes the request and, where the endpoint has one, its body
 EVENTS = "text/event-stream"
 GET = ("GET",)
+BINARY = Annotated[str, msgspec.Meta(extra_json_schema={"format": "binary"})]  # as OpenAPI says it
 # No key; the API's key; the key for management; the same, but an API key never takes its place.
 Access = Literal["open", "api", "admin", "admin_only"]
 # What all endpoints of a protocol share.
@@ -61,6 +62,7 @@ class Endpoint:
     shape: errors.Shape = errors.native_shape
     tag: str = "native"
     body: Any = None
+    own_bodies: tuple[tuple[str, Any], ...] = ()  # media types and types of bodies that the handler reads by itself
     answer: Any = None
     media_type: str = "application/json"
     other_types: tuple[str, ...] = ()  # media types that the answer has where it is asked for, such as EVENTS

@@ -44,7 +44,7 @@ JSON = "application/json"
 OTHER_TYPES = {
     EVENTS: "Server-sent events, each with JSON as its data",
     "application/x-ndjson": "Lines, each of them JSON",
-    "text/plain": "Prometheus' text format",
+    "text/plain": "Text; of metrics in Prometheus' format",
 }
 CONVERTER = re.compile(r":\w+}")  # Starlette's way to say what a parameter may hold
 KEY_SCHEMES = {
@@ -82,7 +82,8 @@ def all_endpoints(context: ServerContext) -> list[Endpoint]:
 
 def openapi_document(endpoints: Sequence[Endpoint], settings: ServerSettings) -> dict[str, Any]:
     """OpenAPI 3.1, whose schemas are JSON Schema as msgspec writes it."""
-    types = [kind for e in endpoints for kind in (e.body, e.answer, e.event) if kind is not None]
+    given = [(e.body, *(kind for _, kind in e.own_bodies), e.answer, e.event) for e in endpoints]
+    types = [kind for kinds in given for kind in kinds if kind is not None]
     found, components = msgspec.json.schema_components(types, ref_template=REF)
     for component in components.values():
         if "description" in component:  # a docstring, as Python 3.13 has it
@@ -112,16 +113,19 @@ def _operation(endpoint: Endpoint, method: str, schemas: Schemas, settings: Serv
             "default": {"description": "An error", "content": {JSON: {"schema": ERROR_SCHEMAS[endpoint.shape]}}},
         },
     }
-    names, text = re.findall(r"{(\w+)[:}]", endpoint.path), {"type": "string"}
-    parameters: list[dict[str, Any]] = [{"name": n, "in": "path", "required": True, "schema": text} for n in names]
+    names = re.findall(r"{(\w+)[:}]", endpoint.path)
+    parameters: list[dict[str, Any]] = [{"name": n, "in": "path", "required": True, "schema": TEXT} for n in names]
     for query in endpoint.queries:
         described = {"description": query.about, "schema": msgspec.json.schema(query.type)}
         parameters.append({"name": query.name, "in": "query", **described})
     if parameters:
         operation["parameters"] = parameters
-    if endpoint.body is not None and method != "GET":
-        operation["requestBody"] = {"content": {JSON: {"schema": schemas[str(endpoint.body)]}}}
-    if _needs_key(endpoint, settings):
+    bodies = [] if method == "GET" else [(JSON, endpoint.body), *endpoint.own_bodies]
+    content = {media: {"schema": schemas[str(kind)]} for media, kind in bodies if kind is not None}
+    if content:
+        operation["requestBody"] = {"content": content}
+    keys = {"open": (), "api": (settings.api_key,)}.get(endpoint.access, (settings.api_key, settings.admin_api_key))
+    if any(keys):
         operation["security"] = [{name: []} for name in KEY_SCHEMES]
     return operation
 
@@ -133,9 +137,3 @@ def _content(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
         event = schemas[str(endpoint.event)] if kind == EVENTS and endpoint.event is not None else {}
         content[kind] = {"schema": {"description": OTHER_TYPES[kind], **event}}
     return content
-
-
-def _needs_key(endpoint: Endpoint, settings: ServerSettings) -> bool:
-    if endpoint.access in ("admin", "admin_only"):
-        return settings.api_key is not None or settings.admin_api_key is not None
-    return endpoint.access == "api" and settings.api_key is not None

@@ -71,6 +71,10 @@ def test_the_generated_pages_have_every_setting_and_every_route() -> None:
     routes = site.document()["paths"]
     assert not [f"{m} {p}" for p, ms in routes.items() for m in ms if f"### {m.upper()} {p}\n" not in endpoints]
     assert "| `messages` | list of object |" in endpoints
+    recordings = endpoints.partition("### POST /v1/audio/transcriptions\n")[2].partition("\n### ")[0]
+    assert "| field of the form (`multipart/form-data`) |" in recordings and "| `file` | string | yes |" in recordings
+    told = re.findall(r"^\| `(\w+)` \|", (site.ROOT / "docs" / "audio.md").read_text(), re.MULTILINE)
+    assert set(told) == set(re.findall(r"^\| `(\w+)` \|", recordings, re.MULTILINE))
     queries = [each["name"] for ms in routes.values() for each in ms.get("get", {}).get("parameters", ())]
     assert not [name for name in queries if f"| `{name}` |" not in endpoints and f"{{{name}}}" not in endpoints]
 

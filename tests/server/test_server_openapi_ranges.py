@@ -94,3 +94,29 @@ def test_the_page_names_the_media_types_of_answers() -> None:
         assert types_of(path) == {"application/json", "application/x-ndjson"}
     assert types_of("/v1/chat/completions") == {"application/json", "text/event-stream"}
     assert types_of("/v1/loads", "get") == {"application/json", "text/plain"}
+
+
+def test_the_page_has_the_bodies_that_handlers_read_by_themselves() -> None:
+    binary = {"type": "string", "format": "binary"}
+
+    def fields_of(path: str, media: str) -> dict[str, Any]:
+        reference: str = PAGE["paths"][path]["post"]["requestBody"]["content"][media]["schema"]["$ref"]
+        found: dict[str, Any] = PAGE["components"]["schemas"][reference.rsplit("/", 1)[1]]
+        return found
+
+    for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+        form = fields_of(path, "multipart/form-data")
+        assert form["required"] == ["file"] and form["properties"]["file"] == binary
+        assert {"language", "prompt", "temperature", "response_format", "stream", "model"} < form["properties"].keys()
+        assert "translate" not in form["properties"], "the route says it"
+    tensors = "/update_weights_from_tensor"
+    assert fields_of(tensors, "application/json")["required"] == ["serialized_named_tensors"]
+    raw = PAGE["paths"][tensors]["post"]["requestBody"]["content"]["application/octet-stream"]
+    assert raw == {"schema": binary}
+
+
+def test_every_route_that_takes_a_post_says_what_it_takes() -> None:
+    silent = [
+        path for path, methods in PAGE["paths"].items() if "requestBody" not in methods.get("post", {"requestBody": 0})
+    ]
+    assert silent == ["/v1/responses/{id}/cancel"]

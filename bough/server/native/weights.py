@@ -20,7 +20,7 @@ from bough.core.files import shared_file
 from bough.messages.outputs import Reply
 from bough.server.bodies import decode_body, read_bytes
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint, json_response
+from bough.server.endpoint import BINARY, Endpoint, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native import schemas
 from bough.server.native.control import command_route, raise_if_refused
@@ -33,6 +33,7 @@ BY = "Use /update_weights_from_ipc, /update_weights_from_distributed or /update_
 OTHER_WAYS = f"{BY}, send fewer tensors at a time, or raise it."
 FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
 FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
+TENSORS = (("application/json", schemas.TensorBody), ("application/octet-stream", BINARY))
 FROM_GROUP = "Receive tensors that the trainer of a group sends"
 JOIN_GROUP = "Make a group with a trainer, which sends tensors to it"
 FROM_IPC = "Take tensors from memory of the same user"
@@ -44,6 +45,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
     updating: dict[str, Any] = {"access": "admin_only", "answer": schemas.WeightsOutcome}
     reading: dict[str, Any] = {"access": "admin_only", "methods": ("GET", "POST"), "body": schemas.ReadWeightBody}
     naming: dict[str, Any] = {"access": "admin_only", "answer": dict[str, Any]}
+    from_tensor = partial(update_from_tensor, context)
 
     def update(kind: str, summary: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
         async def handle(request: Request, given: Any) -> Response:
@@ -75,7 +77,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
         group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
         group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
-        Endpoint("/update_weights_from_tensor", partial(update_from_tensor, context), FROM_TENSOR, **updating),
+        Endpoint("/update_weights_from_tensor", from_tensor, FROM_TENSOR, own_bodies=TENSORS, **updating),
         Endpoint("/get_weights_by_name", partial(read_weight, context), READ_WEIGHT, answer=list[Any], **reading),
         command_route("/update_weight_version", NAME, name_version, schemas.VersionBody, **naming),
     ]

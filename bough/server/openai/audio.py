@@ -19,7 +19,7 @@ from bough.core.pipe_process import ProcessPool
 from bough.core.speech import SAMPLE_RATE, SpeechConfig
 from bough.server.bodies import read_bytes, validation_error
 from bough.server.context import ServerContext
-from bough.server.endpoint import EVENTS, OPENAI, Endpoint, json_response
+from bough.server.endpoint import BINARY, EVENTS, OPENAI, Endpoint, json_response
 from bough.server.errors import openai_shape
 from bough.server.streaming import EventStream, json_event, while_connected
 from bough.speech.decoder import TIMEOUT_S, read_answer
@@ -33,6 +33,9 @@ MOST_HELD = 4 * 3600 * SAMPLE_RATE  # samples of all recordings that are being h
 LOOK_S, GRACE_S = 0.1, 10.0
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
+# The form as the OpenAPI page has it: the file, and what else is said of it.
+SAID = [(each.name, each.type, each.default) for each in msgspec.structs.fields(Task) if each.name != "translate"]
+RecordingForm = msgspec.defstruct("RecordingForm", [("file", BINARY), ("model", str, ""), *SAID], kw_only=True)
 
 
 class Recordings:
@@ -90,7 +93,8 @@ def read_task(form: dict[str, list[bytes]], *, translate: bool) -> Task:
 
 
 def audio_routes(context: ServerContext) -> list[Endpoint]:
-    answers: dict[str, Any] = {**OPENAI, "answer": dict[str, Any], "other_types": (EVENTS,)}
+    common: dict[str, Any] = {**OPENAI, "answer": dict[str, Any], "other_types": (EVENTS, "text/plain")}
+    common["own_bodies"] = (("multipart/form-data", RecordingForm),)
     given, name = context.model.limits.get("speech"), context.model.name
     speech = None if given is None else msgspec.convert(given, SpeechConfig)
     recordings = Recordings(warm=speech is not None)
@@ -117,8 +121,8 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
         return await while_connected(request, _whole(transcriber, sound, task))
 
     return [
-        Endpoint("/v1/audio/transcriptions", answer, "A recording to its text", **answers),
-        Endpoint("/v1/audio/translations", partial(answer, translate=True), "A recording to English text", **answers),
+        Endpoint("/v1/audio/transcriptions", answer, "A recording to its text", **common),
+        Endpoint("/v1/audio/translations", partial(answer, translate=True), "A recording to English text", **common),
     ]
 
 

@@ -11,6 +11,7 @@ export type { components, paths };
 
 type Json<T> = T extends { content: { "application/json": infer J } } ? J : never;
 type Events<T> = T extends { content: { "text/event-stream": infer E } } ? E : never;
+type Form<T> = T extends { content: { "multipart/form-data": infer F } } ? F : never;
 type Operation<P extends keyof paths, M extends "get" | "post"> = Exclude<paths[P][M], undefined>;
 /** Routes that take a POST, or a GET, and have no parameter in their path. */
 type Routes<M extends "get" | "post"> = {
@@ -19,8 +20,9 @@ type Routes<M extends "get" | "post"> = {
 
 export type PostPath = Routes<"post">;
 export type GetPath = Routes<"get">;
-export type BodyOf<P extends PostPath> =
-  Operation<P, "post"> extends { requestBody?: infer B } ? Json<Exclude<B, undefined>> : undefined;
+type Body<P extends PostPath> = Operation<P, "post"> extends { requestBody?: infer B } ? Exclude<B, undefined> : never;
+/** What a route takes: JSON, or a form where it takes files. */
+export type BodyOf<P extends PostPath> = [Form<Body<P>>] extends [never] ? Json<Body<P>> : FormData;
 export type AnswerOf<P extends keyof paths, M extends "get" | "post"> =
   Operation<P, M> extends { responses: { 200: infer A } } ? Json<A> : never;
 export type EventOf<P extends keyof paths> =
@@ -36,6 +38,14 @@ export type GenerateRequest = Omit<BodyOf<"/generate">, "stream">;
 export type GenerateOutput = components["schemas"]["GenerateOutput"];
 export type EmbeddingsRequest = BodyOf<"/v1/embeddings">;
 export type Embeddings = AnswerOf<"/v1/embeddings", "post">;
+/** A recording, as a `Blob` or a `File`, and how it is written down. */
+export type RecordingRequest = Omit<Form<Body<"/v1/audio/transcriptions">>, "stream">;
+/** Of a `response_format` without JSON, the text itself; segments and words come with `verbose_json`. */
+export type Transcription<R extends RecordingRequest = RecordingRequest> = R extends {
+  response_format: "text" | "srt" | "vtt";
+}
+  ? string
+  : AnswerOf<"/v1/audio/transcriptions", "post"> & { text: string };
 export type Stream<T> = AsyncGenerator<T, void, undefined>;
 
 export class Bough {
@@ -78,6 +88,15 @@ export class Bough {
     return this.post("/v1/embeddings", request, call);
   }
 
+  transcribe<const R extends RecordingRequest>(request: R, call: CallOptions = {}): Promise<Transcription<R>> {
+    return this.#transport.json("POST", "/v1/audio/transcriptions", formOf(request), call);
+  }
+
+  /** To English text. */
+  translate<const R extends RecordingRequest>(request: R, call: CallOptions = {}): Promise<Transcription<R>> {
+    return this.#transport.json("POST", "/v1/audio/translations", formOf(request), call);
+  }
+
   models(call: CallOptions = {}): Promise<AnswerOf<"/v1/models", "get">> {
     return this.get("/v1/models", call);
   }
@@ -95,4 +114,16 @@ export class Bough {
     const response = await this.#transport.send("POST", path, { ...request, stream: true }, call);
     if (response.body) yield* readEvents<T>(response.body);
   }
+}
+
+/** A list is a part for each of its values. */
+function formOf(fields: object): FormData {
+  const form = new FormData();
+  for (const [name, given] of Object.entries(fields)) {
+    for (const value of [given].flat()) {
+      if (value instanceof Blob) form.append(name, value);
+      else if (value !== undefined && value !== null) form.append(name, String(value));
+    }
+  }
+  return form;
 }

@@ -68,13 +68,14 @@ export class Transport {
   #once(method: Method, path: string, body: unknown, call: CallOptions, admin: boolean): Promise<Response> {
     const key = (admin ? this.#options.adminApiKey : undefined) ?? this.#options.apiKey;
     const headers: Record<string, string> = { ...this.#options.headers, ...call.headers };
-    if (body !== undefined) headers["content-type"] = "application/json";
+    const form = body instanceof FormData; // whose type `fetch` writes, with its boundary
+    if (body !== undefined && !form) headers["content-type"] = "application/json";
     if (key !== undefined) headers["authorization"] = `Bearer ${key}`;
     const ask = this.#options.fetch ?? globalThis.fetch;
     return ask(this.#base + path, {
       method,
       headers,
-      body: body === undefined ? null : JSON.stringify(body),
+      body: form ? body : body === undefined ? null : JSON.stringify(body),
       signal: call.signal ?? null,
     });
   }

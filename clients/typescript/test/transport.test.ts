@@ -143,3 +143,36 @@ test("a signal ends the wait for another attempt, and a call that was never made
     await server.close();
   }
 });
+
+test("a recording goes as a form, each time it is tried; text comes as text", async () => {
+  const server = await scripted((_, response, attempt) => {
+    if (attempt === 1) json(response, 503, BUSY);
+    else if (attempt === 2) json(response, 200, { text: "Hello." });
+    else response.writeHead(200, { "content-type": "text/plain; charset=utf-8" }).end("Hello.\n");
+  });
+  try {
+    const client = new Bough({ baseUrl: server.url, ...QUICK });
+    const file = new Blob(["RIFF"]);
+    const { text } = await client.transcribe({
+      file,
+      temperature: 0.2,
+      prompt: undefined,
+      timestamp_granularities: ["segment", "word"],
+      response_format: "verbose_json",
+    });
+    const plain: string = await client.translate({ file, response_format: "text" });
+    assert.deepEqual([text, plain], ["Hello.", "Hello.\n"]);
+    const asked = server.requests.map((each) => each.url?.split("/").at(-1));
+    assert.deepEqual(asked, ["transcriptions", "transcriptions", "translations"]);
+    for (const [i, request] of server.requests.entries()) {
+      const boundary = request.headers["content-type"]?.match(/^multipart\/form-data; boundary=(.+)$/)?.[1];
+      const parts = server.bodies[i]!.split(`--${boundary}`).slice(1, -1);
+      const names = parts.map((part) => part.match(/name="(\w+)"/)?.[1]);
+      const given = ["file", "temperature", "timestamp_granularities", "timestamp_granularities", "response_format"];
+      assert.deepEqual(names, i < 2 ? given : ["file", "response_format"]);
+      assert.match(parts[0]!, /filename=.*\r\n\r\nRIFF\r\n$/s);
+    }
+  } finally {
+    await server.close();
+  }
+});

@@ -20,6 +20,7 @@ from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
 from bough.server.held_bodies import MIB, HeldBody
 from bough.server.http_protocol import EXCHANGE_KEY, HEADERS_KEY
+from bough.server.page import zipped
 
 LARGEST_OWN = MIB  # bytes of a body for a route of the gateway's own
 PREFIXES = ("/v1/", "/api/")
@@ -59,7 +60,11 @@ class GatewayApp:
                 if not self._private:
                     gateway.clients.identify(route.access, scope["headers"])
                 body = await held.read(scope, receive, LARGEST_OWN)
-                await send(whole_message(await route.handler(route.parameter, body)))
+                answer = await route.handler(route.parameter, body)
+                if (b"vary", b"accept-encoding") in answer.headers and b"gzip" in headers.get(b"accept-encoding", b""):
+                    headed = [*answer.headers, (b"content-encoding", b"gzip")]
+                    answer = Response(answer.status, headed, zipped(answer.body))
+                await send(whole_message(answer))
                 return
             if self._private or not (plain or is_proxied(path)):
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))

@@ -30,6 +30,25 @@ def test_the_page_is_open_and_knows_that_it_is_a_gateways() -> None:
     asyncio.run(main())
 
 
+def test_files_are_sent_compressed_to_those_who_take_them_so() -> None:
+    async def main() -> None:
+        async with desk() as d:
+            whole = {}
+            for path in ("/ui", "/ui/app.js"):
+                for accepted in ("gzip, br", "identity"):
+                    async with d.client.get(d.url + path, headers={"accept-encoding": accepted}) as response:
+                        assert response.headers.get("content-encoding") == ("gzip" if "gzip" in accepted else None)
+                        assert response.headers["vary"] == "accept-encoding"
+                        whole[accepted] = await response.read(), int(response.headers["content-length"])
+                (packed, sent), (plain, size) = whole.values()
+                assert packed == plain and sent < size == len(plain)
+                assert path != "/ui" or b'data-of="gateway"' in packed
+            async with d.client.get(d.url + "/workers", headers={"accept-encoding": "gzip"}) as response:
+                assert "content-encoding" not in response.headers
+
+    asyncio.run(main())
+
+
 def test_disable_ui_takes_it_away() -> None:
     async def main() -> None:
         async with desk(disable_ui=True) as d:

@@ -158,6 +158,13 @@ def test_a_tree_of_thousands_of_nodes_is_drawn(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_a_page_that_stays_open_follows_a_server_that_begins_anew(seen: dict[str, Any]) -> None:
+    assert re.search(r"used \S+ \S+ ago", seen["used_after_restart"]), "its clock is less than it was"
+    assert "over the last 10 s: 2" in seen["steps_after_restart"], "its numbers are"
+    assert float(seen["rate_after_restart"]) > 0, "and its counts"
+
+
+@pytest.mark.slow
 def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
     told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Aborted or failed", "Retractions")

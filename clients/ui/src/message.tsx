@@ -40,7 +40,7 @@ export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResu
         >
           <textarea ref={edited} rows={3} aria-label="Edited message">{turn.text}</textarea>
           <div class="row">
-            <button type="submit">Send as a branch</button>
+            <button type="submit" disabled={!idle}>Send as a branch</button>
             <button type="button" class="quiet" onClick={() => setEditing(false)}>Cancel</button>
           </div>
         </form>

@@ -22,9 +22,12 @@ export function usePages(): [Page[], string] {
 type Read = (page: Page) => number;
 const sum = (name: string): Read => (page) => page.sum(name);
 
-/** How much a count grew in a second, between each two pages. */
+/** How much a count grew in a second, between each two pages; one that fell began at 0 again, with the server. */
 const rates = (pages: Page[], read: Read): number[] =>
-  pages.slice(1).map((page, index) => (read(page) - read(pages[index]!)) / (page.time - pages[index]!.time));
+  pages.slice(1).map((page, index) => {
+    const [before, now] = [read(pages[index]!), read(page)];
+    return (now < before ? now : now - before) / (page.time - pages[index]!.time);
+  });
 
 export function Overview(): VNode {
   const [pages, problem] = usePages();

@@ -57,11 +57,12 @@ export class Recording {
 
   /** With what an answer brought. */
   with(answer: Answer): Recording {
+    if (answer.now < this.now) return new Recording().with(answer); // another machine's clock
     const next = new Recording();
     next.now = answer.now;
     next.found = answer.found;
-    const last = this.steps.at(-1)?.number ?? -1;
-    next.steps = [...this.steps, ...answer.steps.filter(([number]) => number > last).map(stepOf)].slice(-STEPS);
+    const last = this.steps.at(-1)?.phases[0]!.start ?? -Infinity; // not its number: an engine that starts anew begins at 0
+    next.steps = [...this.steps, ...answer.steps.filter(([, planned]) => planned > last).map(stepOf)].slice(-STEPS);
     const known = new Map(this.requests.map((request) => [request.id, request]));
     for (const each of answer.requests) known.set(each.id, requestOf(each));
     next.requests = [...known.values()].sort((a, b) => b.start - a.start).slice(0, REQUESTS);

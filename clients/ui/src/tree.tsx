@@ -274,7 +274,12 @@ function shortName(request: number): string {
 
 /** The engine's clock counts lookups; when it passed a reading is known since this page has watched. */
 function agesOf(snapshot: Snapshot, shots: Shot[], time: number, rank: number): (node: number) => string {
-  const passed = shots.map((shot) => [shot.replicas[rank]?.clock ?? 0, shot.time] as const);
+  const passed: [clock: number, time: number][] = [];
+  for (const shot of shots.filter((each) => each.time <= time).reverse()) {
+    const clock = shot.replicas[rank]?.clock ?? 0;
+    if (passed.length && clock > passed[0]![0]) break; // of another engine: this one has started since
+    passed.unshift([clock, shot.time]);
+  }
   return (node) => {
     const used = snapshot.used[node]!;
     if (passed.length === 0 || used <= passed[0]![0]) return "before this page was opened";

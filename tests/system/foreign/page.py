@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ AXE = """async () => (await axe.run()).violations.map(
   v => v.id + ': ' + v.nodes.map(n => n.target.join(' ')).join(', '))"""
 CLOCK = """[...document.querySelectorAll('.figure')]
   .find(f => f.textContent.startsWith('Lookups')).querySelector('dd').textContent"""
-
+RATE = """[...document.querySelectorAll('.figure')]
+  .find(f => f.textContent.startsWith('Tokens/s'))?.querySelector('dd').textContent"""
 
 # Points at one place after another, so that each frame draws the whole tree anew.
 FRAMES = """async () => {
@@ -329,6 +331,56 @@ class Visit:
         self.seen["nodes_of_many"] = page.locator(".figure dd").first.inner_text()
         page.unroute("**/ui/tree")
 
+    def restart(self) -> None:
+        """The server begins anew while the page is open: its tree's clock and the numbers of its steps, too."""
+        page, seen = self.page, self.seen
+        shown = [(900, 900), (5, 5), (6, 6)]  # clock, and when the node was used
+
+        def tree(route: Route) -> None:
+            clock, used = shown.pop(0) if len(shown) > 1 else shown[0]
+            columns = {"parent": [-1], "tokens": [9], "created": [1], "used": [used], "hits": [1], "locks": [0]}
+            figures = {"nodes": 1, "clock": clock, "cached_tokens": 9, "used_tokens": 0, "total_tokens": 99}
+            event = f"data: {json.dumps({'replicas': [{**columns, **figures, 'readers': []}]})}\n\n"
+            route.fulfill(body=event, content_type="text/event-stream")
+
+        page.route("**/ui/tree", tree)
+        page.goto(f"{self.given.url}/ui#overview")
+        page.get_by_role("link", name="Tree").click()
+        page.locator("canvas").wait_for()
+        page.wait_for_function(f"() => {CLOCK} === '6'")
+        page.locator("canvas").focus()
+        page.keyboard.press("ArrowRight")
+        seen["used_after_restart"] = page.locator(".node").inner_text()
+        page.unroute("**/ui/tree")
+
+        numbers, asked = [500, 0], 0  # of the steps that the first answers bring
+
+        def timeline(route: Route) -> None:
+            nonlocal asked
+            now, asked = 100.0 + asked, asked + 1
+            steps = [[numbers.pop(0), now - 0.6, *(now - 0.5,) * 5, None, 1, 0]] if numbers else []
+            replica = {"now": now, "found": None, "steps": steps, "requests": []}
+            route.fulfill(body=json.dumps({"replicas": [replica]}), content_type="application/json")
+
+        page.route("**/ui/timeline*", timeline)
+        page.get_by_role("link", name="Timelines").click()
+        while asked < 4:
+            page.wait_for_timeout(200)
+        seen["steps_after_restart"] = page.locator(".timelines h2").last.inner_text()
+        page.unroute("**/ui/timeline*")
+
+        counts = itertools.chain([1000], itertools.count(10, 10))
+
+        def metrics(route: Route) -> None:
+            count = next(counts)
+            route.fulfill(body=f"bough:generation_tokens_total {count}\n", content_type="text/plain")
+
+        page.route("**/metrics", metrics)
+        page.get_by_role("link", name="Overview").click()
+        page.wait_for_function(f"() => !['–', undefined].includes({RATE})")
+        seen["rate_after_restart"] = page.evaluate(RATE)
+        page.unroute("**/metrics")
+
     def manage(self, path: str, body: dict[str, Any], url: str | None = None) -> None:
         answer = self.page.request.post(f"{url or self.given.url}{path}", headers=self.manager, data=body)
         assert answer.ok, answer.text()
@@ -433,6 +485,7 @@ def main() -> None:
             visit.readers,
             visit.eviction,
             visit.large_tree,
+            visit.restart,
             visit.overview,
             visit.gateway,
             visit.two_models,

@@ -19,7 +19,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import MediaConfig
 from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.loader.locate import ModelFiles
-from bough.loader.source import SafetensorsSource
+from bough.loader.quantized import plain_source
 
 # How the tensors of language models begin.
 INNER = ("language_model.", "text_model.", "layers.", "norm.", "embed_tokens.")
@@ -37,9 +37,16 @@ def load_encoder(
     transformers.logging.set_verbosity_error()  # it would tell that the language model is missing
     transformers.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(files.folder)
+    if config.model_type == "kimi_k25":  # Transformers passes over the names in Moonshot's own files
+        vision = config.vision_config
+        for name in [name for name in vars(vision) if name.startswith(("vt_", "init_pos_"))]:
+            setattr(vision, name.partition("_")[2], getattr(vision, name))
+        config.projection_hidden_size = vision.hidden_size  # which it must be
     if hasattr(config, "vision_config") and config.model_type != "gemma4":
         config.audio_config = None  # no other is given sound beside images
     text = config.get_text_config()
+    for each in (config, text):  # Transformers would want each format's own package
+        vars(each).pop("quantization_config", None)
     for name, value in {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 1, "pad_token_id": None}.items():
         if hasattr(text, name):
             setattr(text, name, value)
@@ -47,9 +54,8 @@ def load_encoder(
     if dummy:
         model = kind._from_config(config, dtype=dtype)
     else:
-        source = SafetensorsSource(files.safetensors)
-        names = [name for name in source.names() if not name.startswith(TEXT)]
-        state = {name: source.read(name) for name in names}
+        source = plain_source(files, dtype)
+        state = {name: source.read(name) for name in source.names() if not name.startswith(TEXT)}
         options = {"config": config, "state_dict": state, "dtype": dtype, "output_loading_info": True}
         model, told = kind.from_pretrained(None, **options)
         missing = [name for name in told["missing_keys"] if not (name.startswith(TEXT) or "language_model." in name)]
@@ -62,10 +68,9 @@ def load_encoder(
     if hasattr(model.model, "audio_tower") and not hasattr(model, "get_audio_features"):
         model.get_audio_features = partial(hear, model.model)
     visual = getattr(model.model, "visual", None)
-    if visual is not None:
-        tell_sizes(visual)
-    if config.model_type == "kimi_k25":
-        tell_sizes(model.model.vision_tower)
+    tower = model.model.vision_tower if config.model_type == "kimi_k25" else visual
+    if tower is not None:
+        tell_sizes(tower)
     if visual is not None and device.type == "cuda" and dtype.itemsize == 2:
         launch_less(visual)
     for module in model.modules():

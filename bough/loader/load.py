@@ -22,14 +22,13 @@ from bough.loader.gguf_file import GgufFile
 from bough.loader.locate import ModelFiles, gguf_parts
 from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
-from bough.loader.quantized import QuantizedSource
+from bough.loader.quantized import plain_source
 from bough.loader.source import (
     UNFIT,
     DummySource,
     GgufSource,
     Index,
     NamedSource,
-    SafetensorsSource,
     TensorSource,
     WeightSource,
 )
@@ -61,10 +60,7 @@ def open_source(
         stands = find_family(config.architecture).names(config)
         return NamedSource(TensorSource(mapped), find_tensors(stands, mapped, keep_others=False))
     if files.safetensors and load_format in ("auto", "safetensors", "mistral"):
-        stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
-        source: WeightSource = stored
-        if quantization is not None:
-            source = QuantizedSource(stored, quantization, getattr(torch, config.dtype))
+        source = plain_source(files, getattr(torch, config.dtype))
         family = find_family(config.architecture)
         if family is FALLBACK:
             return TensorSource(FALLBACK.convert(config, {name: source.read(name) for name in source.names()}))

@@ -13,7 +13,8 @@ from bough.core.gguf_format import GGMLQuantizationType
 from bough.layers.weights import Form, KeptRows
 from bough.loader.formats import bitsandbytes, fp4, integers, scaled
 from bough.loader.formats.base import QuantizedTensor
-from bough.loader.quantization import Quantization
+from bough.loader.locate import ModelFiles
+from bough.loader.quantization import Quantization, quantization_of
 from bough.loader.source import FLOAT_TYPES, Index, SafetensorsSource, StoredRows, WeightSource, float_rows
 
 # Which kinds of tensors each quantisation method uses.
@@ -32,6 +33,12 @@ NUMBERS = ("F8_E4M3", "F8_E5M2", "I8", "U8")  # which a weight cannot have witho
 FOLDED = ("pre_quant_scale",)  # activations would have to be multiplied with it
 # Static scales are not used.
 ACTIVATIONS = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale")
+
+
+def plain_source(files: ModelFiles, dtype: torch.dtype) -> WeightSource:
+    """The tensors of safetensors files by the names that they have there, dequantised."""
+    stored, quantization = SafetensorsSource(files.safetensors), quantization_of(files)
+    return stored if quantization is None else QuantizedSource(stored, quantization, dtype)
 
 
 class QuantizedSource(WeightSource):

@@ -161,6 +161,7 @@ def _numbered(module: str, numbers: Sequence[str]) -> str:
 NESTED: Names = {
     "language_model.model.model.": "model.",  # as 5.17 writes Qwen2-Audio
     "language_model.model.": "model.",
+    "language_model.": "model.",  # NVIDIA's files of Kimi K2.5
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from bough.core.errors import RequestError
+from bough.core.files import table_beside
 from bough.core.media import Feature, MediaKind
 from bough.core.plan import IntArray
 from bough.multimodal.decoding import Array, Limits, decode_audio, decode_image, decode_video
@@ -24,10 +25,7 @@ from bough.tokenizer.load import load_tokenizer
 # Of what image processors return: no encoder takes them.
 UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
-# Rows have a time, a height and a width.
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl")
-# Families whose processor is that of another.
-SAME = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "glm_ocr": "glm46v"}
+FAMILIES = table_beside(__file__, "families.toml")
 SLICING = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode")  # of MiniCPM-V
 ALIGNMENT = 64  # of an array in its file, in bytes
 
@@ -95,10 +93,12 @@ class Family:
 
         self.config = config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.type: str = config.model_type
-        alike = SAME.get(self.type, self.type)
+        if hasattr(config, "media_placeholder_token_id"):  # so Moonshot's own files have it
+            config.image_token_id = config.media_placeholder_token_id
+        alike = FAMILIES[self.type].get("like", self.type)
         self._timed, glm = self.type.startswith(("qwen3_vl", "qwen3_5")), self.type.startswith("glm4v")
         self._apart = self._timed or glm  # timestamps stand between the frames of its clips
-        self._in_grid = self._timed or self.type in GRIDS
+        self._in_grid = FAMILIES[self.type].get("grid", False)
         vision = getattr(config, "vision_config", SimpleNamespace(patch_size=1, model_type=""))
         vision = getattr(vision, "sam_config", vision)
         cls: Any = SimpleNamespace  # that of mistral3 needs torchvision
@@ -114,7 +114,7 @@ class Family:
         usual = {"feature_size": config.audio_config.num_mel_bins} if self.type == "qwen2_audio" else patches
         usual |= said | options.get("audio" if self.type == "qwen2_audio" else "image", {})
         if self.type == "kimi_k25":
-            self._processed: Any = msgspec.convert(usual, KimiImages)
+            self._processed: Any = msgspec.convert((usual.get("media_proc_cfg") or {}) | usual, KimiImages)
         else:
             self._processed = getattr(transformers, name if hasattr(transformers, name) else default)(**usual)
         self._hearing = self._processed
@@ -289,15 +289,18 @@ class KimiImages(msgspec.Struct, frozen=True):
 
     patch_size: int = 14
     merge_size: int = 2
-    max_patches: int = 16384
-    size: dict[str, int] = msgspec.field(default_factory=lambda: {"max_height": 512})  # in patches, of both sides
+    in_patch_limit: int = 16384  # these two as Moonshot has them, ...
+    patch_limit_on_one_side: int = 512
+    max_patches: int | None = None  # ... and here as Transformers does
+    size: dict[str, int] = {}
     image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     image_std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __call__(self, images: list[Any], **_: Any) -> dict[str, Array]:
-        (image,), patch, most = images, self.patch_size, self.size["max_height"] * self.patch_size
+        (image,), patch, limit = images, self.patch_size, self.max_patches or self.in_patch_limit
+        most = self.size.get("max_height", self.patch_limit_on_one_side) * patch
         count = max(1, image.height // patch) * max(1, image.width // patch)
-        scale = min(1.0, math.sqrt(self.max_patches / count), most / image.height, most / image.width)
+        scale = min(1.0, math.sqrt(limit / count), most / image.height, most / image.width)
         width, height = (min(max(1, int(side * scale)), most) for side in image.size)
         rows, columns = (-(-side // (self.merge_size * patch)) * self.merge_size for side in (height, width))
         pixels = np.zeros((rows * patch, columns * patch, 3), dtype=np.float32)

@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import NamedTuple
 
@@ -19,9 +20,11 @@ from bough.core.errors import RequestError
 from bough.multimodal.sources import too_large
 
 MOST_REDIRECTS = 5
+RESOLVERS = ThreadPoolExecutor(8, "bough-resolver")  # a name that resolves slowly holds up no thread of others
 NAT64, INTERNET = map(ipaddress.ip_network, ("64:ff9b::/96", "2000::/3"))  # all of IPv6 that is given to anybody
 # Where clouds tell machines about themselves, though Python counts these as the internet's: Oracle's, and Azure's.
 METADATA = [ipaddress.ip_network(each) for each in ("192.0.0.0/24", "168.63.129.16/32")]
+certificates = cache(ssl.create_default_context)
 TYPES = ("image/", "video/", "audio/", "application/octet-stream", "binary/octet-stream", "application/ogg")
 
 
@@ -31,14 +34,9 @@ class FetchRules(NamedTuple):
     timeout_s: float  # for all of it
 
 
-@cache
-def _certificates() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
 async def fetch(text: str, rules: FetchRules, transport: httpx.AsyncBaseTransport | None = None) -> bytes:
     """Each has a client of its own: neither cookies nor connections go from one URL to the next."""
-    verify = await asyncio.to_thread(_certificates)
+    verify = await asyncio.to_thread(certificates)
     client = httpx.AsyncClient(verify=verify, trust_env=False, transport=transport, timeout=rules.timeout_s)
     try:
         async with asyncio.timeout(rules.timeout_s), client:
@@ -68,7 +66,7 @@ async def judge(url: httpx.URL, rules: FetchRules) -> str:
     if rules.domains and host not in rules.domains:
         raise RequestError(f"Media are not fetched from {host}: --allowed-media-domains does not name it.")
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = await asyncio.wrap_future(RESOLVERS.submit(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM))
     except OSError:
         raise RequestError(f"There is no host {host!r}; check the URL.") from None
     addresses = [str(each[4][0]) for each in found]

@@ -31,25 +31,17 @@ from bough.core.setting_checks import by_kind
 from bough.core.settings import MediaSettings
 from bough.multimodal.decoding import Limits
 from bough.multimodal.expansion import expand
-from bough.multimodal.families import Hello, Prepared, Task
+from bough.multimodal.families import FAMILIES, Hello, Prepared, Task
 from bough.multimodal.fetching import FetchRules, fetch
 from bough.multimodal.sources import FIELDS, PLURALS, is_remote, read_local
 from bough.observability.request_meter import RequestMeter
 from bough.tokenizer.tokenizer import Tokenizer
 
-SEEING = (
-    "llava", "llava_next", "llava_onevision", "gemma3", "idefics3", "smolvlm", "internvl", "mistral3",
-    "glm_ocr", "paddleocr_vl", "deepseek_ocr2", "kimi_k25",
-)  # fmt: skip
-WATCHING = (
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "minicpmv4_6",
-)  # fmt: skip
-KINDS: dict[str, tuple[MediaKind, ...]] = {"qwen2_audio": ("audio",), "gemma4": ("image", "audio")}
-KINDS |= dict.fromkeys(SEEING, ("image",)) | dict.fromkeys(WATCHING, ("image", "video"))
+KINDS: dict[str, list[MediaKind]] = {family: stated["takes"] for family, stated in FAMILIES.items()}
 DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
 DECODERS = {"image": "PIL", "video": "av", "audio": "av"}
 MOST_FRAMES = 1 << 20  # no clip has more
-AT_ONCE = 16  # items whose bytes are in memory
+AT_ONCE = 16  # items of either origin whose bytes are in memory
 GRACE_S = 5.0  # beyond its own time, until a worker is given up
 read_answer = msgspec.msgpack.Decoder(Prepared | str).decode  # here: msgspec crashes if two threads begin with a type
 
@@ -93,7 +85,7 @@ class MediaPreparer:
         self._rules = FetchRules(domains, settings.mm_max_item_mb << 20, settings.mm_timeout_s)
         self._folder: Path | None = None
         self._numbers = itertools.count()
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = [asyncio.Semaphore(AT_ONCE) for _ in range(2)]  # the second for URLs, whose hosts may be slow
         self._cache: OrderedDict[bytes, Prepared] = OrderedDict()
         self._cached_bytes = 0
         self._pending: dict[bytes, asyncio.Task[Prepared]] = {}
@@ -129,7 +121,7 @@ class MediaPreparer:
 
     async def _item(self, source: MediaSource, alone: bool) -> Prepared:
         try:
-            async with self._room:
+            async with self._room[is_remote(source.content)]:
                 if is_remote(source.content):
                     content = await fetch(str(source.content), self._rules)
                 else:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import io
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ FIELDS: dict[MediaKind, str] = {"image": "image_data", "video": "video_data", "a
 PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "recordings"}
 LONGEST_PATH = 4096
 DEEPEST = 8  # lists within each other
+is_absolute = re.compile("/(?!9j/|/)").match  # a path; JPEG and MP3 in base64 begin with a slash, too
 
 
 def read_columns(given: Mapping[MediaKind, Any], count: int, many: bool) -> list[tuple[MediaSource, ...]]:
@@ -85,17 +87,13 @@ def read_local(content: bytes | str, root: str | None, most: int) -> bytes:
             content = _read_file(unquote(urlsplit(content).path), root, most)
         elif "://" in content[:32]:
             raise RequestError(f"{scheme}:// is not read; use http, https, file or data.")
-        elif len(content) < LONGEST_PATH and ("." in content[:1] + content[-6:] or _is_absolute(content)):
+        elif len(content) < LONGEST_PATH and ("." in content[:1] + content[-6:] or is_absolute(content)):
             content = _read_file(content, root, most)
         else:
             content = _from_base64(content, most)
     if len(content) > most:
         raise too_large(most)
     return content
-
-
-def _is_absolute(text: str) -> bool:
-    return text.startswith("/") and not text.startswith(("/9j/", "//"))  # which are JPEG and MP3 in base64
 
 
 def too_large(most: int) -> RequestError:

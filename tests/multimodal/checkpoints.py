@@ -571,7 +571,56 @@ def write_model(folder: Path, family: str) -> tuple[Any, Any]:
     return processor, model
 
 
+def as_moonshot(folder: Path) -> None:
+    """Has Kimi's settings in the form of Moonshot's own files."""
+    config = json.loads((folder / "config.json").read_text())
+    vision = config["vision_config"]
+    tower = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    published = {
+        **{f"vt_{name}": vision[name] for name in tower},
+        **{f"init_pos_emb_{side}": vision[f"pos_emb_{side}"] for side in ("height", "width", "time")},
+        **{name: vision[name] for name in ("patch_size", "merge_kernel_size")},
+        "_attn_implementation": "flash_attention_2",
+        "merge_type": "sd2_tpool",
+        "mm_hidden_size": vision["hidden_size"],
+        "mm_projector_type": "patchmerger",
+        "pos_emb_type": "divided_fixed",
+        "projector_hidden_act": "gelu",
+        "projector_ln_eps": config["projection_layer_norm_eps"],
+        "video_attn_type": "spatial_temporal",
+    }
+    text = {**config.get("text_config", {}), "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    given = {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
+        "model_type": "kimi_k25",
+        "dtype": "float32",
+        "media_placeholder_token_id": config["image_token_id"],
+        "tie_word_embeddings": False,
+        "text_config": text | {"model_type": "kimi_k2"},
+        "use_unified_vision_chunk": True,
+        "video_placeholder": "<|kimi_k25_video_placeholder|>",
+        "vision_config": published,
+    }
+    (folder / "config.json").write_text(json.dumps(given))
+    if (file := folder / "preprocessor_config.json").is_file():
+        side = json.loads(file.read_text())["size"]["max_height"]
+        media = {"in_patch_limit": 16384, "patch_size": 14, "merge_kernel_size": 2, "patch_limit_on_one_side": side}
+        media |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "fixed_output_tokens": None, "sample_fps": 2.0}
+        map_ = {"AutoImageProcessor": "kimi_k25_vision_processing.KimiK25VisionProcessor"}
+        file.write_text(json.dumps({"auto_map": map_, "media_proc_cfg": media}))
+
+
+PUBLISHED = {
+    "model.blocks.": "model.layers.",
+    "encoder.patch_embed.": "patch_embed.",
+    "model.mm_projector.": "mm_projector.",
+}
+
+
 def as_published(file: Path) -> None:
-    """Transformers writes the layers of Kimi's text as if they were its tower's blocks."""
-    tensors = {name.replace("model.blocks.", "model.layers."): value for name, value in load_file(file).items()}
+    """Transformers writes some of Kimi's tensors by other names than Moonshot: it undoes its own renaming wrongly."""
+    tensors = load_file(file)
+    for theirs, published in PUBLISHED.items():
+        tensors = {name.replace(theirs, published): value for name, value in tensors.items()}
     save_file(tensors, file, {"format": "pt"})

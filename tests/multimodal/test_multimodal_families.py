@@ -26,7 +26,7 @@ from bough.multimodal.decoding import Limits
 from bough.multimodal.expansion import expand
 from bough.multimodal.families import Family, Hello, Prepared, Task
 from bough.tokenizer.load import load_tokenizer
-from tests.multimodal.checkpoints import SPECS, write_checkpoint, write_hearing
+from tests.multimodal.checkpoints import SPECS, as_moonshot, write_checkpoint, write_hearing
 
 SIZES = [(40, 60), (90, 33), (28, 28)]  # width, height
 
@@ -104,6 +104,20 @@ def test_prompt_and_arrays_are_those_of_transformers(family: str, count: int, sa
     whole = np.array(expected["input_ids"][0], dtype=np.int32)
     again, same = expand(whole, items, tokenizer)
     assert restored(again, same, items) == whole.tolist() and same == media
+
+
+def test_kimis_settings_may_be_those_that_moonshot_publishes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "kimi_k25", processor_config=False)
+    image, folder = as_png(picture(90, 33)), tmp_path / "again"
+    (before,) = prepare(worker_of(tmp_path), tmp_path, [image])
+    as_moonshot(tmp_path)
+    folder.mkdir()
+    (after,) = prepare(worker_of(tmp_path), folder, [image])
+    assert (after.tokens, after.place) == (before.tokens, before.place)
+    assert Path(after.file).read_bytes() == Path(before.file).read_bytes()
+    for name in ("max_patches", "in_patch_limit"):  # of --mm-process-config
+        small = Task("image", image, None, None, True, str(folder / name))
+        assert len(worker_of(tmp_path, image={name: 1}).prepare(small).ids) < len(after.ids)
 
 
 def clip_of(frames: int, width: int, height: int, *, still: bool = False) -> bytes:

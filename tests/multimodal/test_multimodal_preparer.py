@@ -27,7 +27,7 @@ from bough.launch.socket_folders import sweep_dead_owners
 from bough.loader.locate import ModelFiles
 from bough.messages.requests import Generate
 from bough.multimodal.families import Prepared, Task
-from bough.multimodal.preparer import MediaPreparer
+from bough.multimodal.preparer import AT_ONCE, MediaPreparer
 from bough.observability.metrics import BY_NAME
 from bough.observability.request_meter import RequestMeter, slices
 from bough.tokenizer.load import load_tokenizer
@@ -147,6 +147,32 @@ def test_files_live_as_long_as_somebody_holds_them(tmp_path: Path) -> None:
         folder = last.parent
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+
+
+def test_hosts_that_answer_slowly_hold_up_no_other_media(
+    preparer: MediaPreparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        asked, release = [], asyncio.Event()
+
+        async def slow(url: str, rules: Any) -> bytes:
+            asked.append(url)
+            await release.wait()
+            return url.encode()
+
+        monkeypatch.setattr("bough.multimodal.preparer.fetch", slow)
+        count = 2 * AT_ONCE
+        urls = [MediaSource("image", f"https://slow.example/{number}.png") for number in range(count)]
+        prompts = [np.full(each, PLACE, dtype=np.int32) for each in (count, 1)]
+        waiting = asyncio.create_task(preparer.prepare(prompts[0], urls))
+        while len(asked) < AT_ONCE:
+            await asyncio.sleep(0)
+        assert (await preparer.prepare(prompts[1], [MediaSource("image", b"here")])).media.items
+        assert len(asked) == AT_ONCE and not waiting.done()
+        release.set()
+        assert len((await waiting).media.items) == count
+
+    asyncio.run(run())
 
 
 def test_what_fails_leaves_no_file_and_is_tried_again(preparer: MediaPreparer) -> None:

@@ -8,8 +8,10 @@ import io
 import os
 import socket
 import struct
+import threading
 import zlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from PIL import Image
 from bough.core.errors import RequestError
 from bough.core.media import MediaSource
 from bough.multimodal.decoding import Limits, decode_audio, decode_image, decode_video
-from bough.multimodal.fetching import FetchRules, fetch, is_public
+from bough.multimodal.fetching import FetchRules, fetch, is_public, judge
 from bough.multimodal.sources import as_source, read_columns, read_local
 
 MOST = 1 << 20
@@ -170,6 +172,29 @@ PRIVATE = [
     "[::127.0.0.1]", "[::ffff:0:127.0.0.1]", "[64:ff9b:1::7f00:1]", "[fec0::1]", "192.0.0.192", "168.63.129.16",
     "[::ffff:168.63.129.16]",
 ]  # fmt: skip
+
+
+def test_names_that_resolve_slowly_hold_up_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def never(*_: Any, **__: Any) -> Any:
+        release.wait(60)
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        waiting = [asyncio.create_task(judge(httpx.URL(f"http://slow{i}.example/"), RULES)) for i in range(4)]
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(asyncio.to_thread(int), 30)
+        finally:
+            release.set()
+        assert all("no host" in str(each) for each in await asyncio.gather(*waiting, return_exceptions=True))
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("host", PRIVATE)

@@ -90,13 +90,13 @@ async def generate(context: ServerContext, request: Request, body: requests.Gene
     if not body.prompt:
         return json_response(_writer(context, body).loaded())
     tokenizer = context.require_tokenizer("prompt")
+    turns = await offload(0, lambda: requests.read_prompt(body))
     # It is continued as it is on demand, and where a model has no template to put it in.
     if body.raw or not (tokenizer.chat_template or body.system):
-        media = read_media(requests.read_prompt(body), context.client.media_kinds, "images")
+        media = read_media(turns, context.client.media_kinds, "images")
         inputs = await context.read_inputs(prompt=body.prompt, media=media, **given)
         return await _answer(context, request, body, inputs, None)
-    turns, plan = requests.read_prompt(body), plan_answers(context.settings)
-    return await _converse(context, request, body, turns, given, plan)
+    return await _converse(context, request, body, turns, given, plan_answers(context.settings))
 
 
 def _read(context: ServerContext, body: requests.AnswerFields) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class GatedMLP(Products):
 class PlainMLP(Products):
     """down(activation(up(x))), the inner width shared among ranks."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        held = placement.topology.slice_of(config.intermediate_size, "intermediate_size")
+    def __init__(self, config: ModelConfig, placement: Placement, size: int | None = None) -> None:
+        held = placement.topology.slice_of(size or config.intermediate_size, "intermediate_size")
         self._up = ColumnLinear(config.hidden_size, (Columns("up_proj", held),), config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
         self._activate = PLAIN[config.activation]
@@ -65,8 +65,9 @@ class MoE:
     """The weighted sum of some experts of each token, plus that of the shared experts."""
 
     def __init__(self, config: ModelConfig, moe: MoEConfig, placement: Placement) -> None:
-        if config.activation not in ("silu", "gelu_tanh"):
-            raise ModelError(f"Experts have the activation silu or gelu_tanh here, not {config.activation}.")
+        if config.activation not in ("silu", "gelu_tanh", "relu2") or moe.gated == (config.activation == "relu2"):
+            which = "with gates have the activation silu or gelu_tanh" if moe.gated else "without gates have relu2"
+            raise ModelError(f"Experts {which} here, not {config.activation}.")
         self._moe = moe
         self._activation = config.activation
         bias = placement.empty(moe.experts).float() if moe.correction_bias else None
@@ -77,7 +78,8 @@ class MoE:
         alone = replace(placement, ranks=ALONE)
         self._all_reduce = placement.ranks.all_reduce
         apart = moe.shared_size and not self._experts.has_shared
-        self._shared = GatedMLP(config, alone, moe.shared_size) if apart else None
+        kind = GatedMLP if moe.gated else PlainMLP
+        self._shared = kind(config, alone, moe.shared_size) if apart else None
         self._add_gated = placement.ops.add_gated
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 

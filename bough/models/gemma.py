@@ -65,16 +65,6 @@ class Gemma3(Gemma2):
         return NESTED
 
 
-MOVED = {
-    "post_feedforward_layernorm_1": "mlp_norm",
-    "pre_feedforward_layernorm_2": "experts_input_norm",
-    "post_feedforward_layernorm_2": "experts_norm",
-    "router.scale": "router_norm.weight",
-    "router.proj": "gate",
-    "router.per_expert_scale": "gate.expert_scale",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Gemma4Config(ModelConfig):
     doubled_mlp: bool = False  # in layers that read the keys and values of others
@@ -135,8 +125,7 @@ class Gemma4(ModelFamily):
     def names(self, config: ModelConfig) -> Names:
         if config.moe is None:
             return NESTED
-        moved = {f"model.layers.*.{name}": f"model.layers.*.mlp.{ours}" for name, ours in MOVED.items()}
-        return nested({**moved, **fused_experts("model.layers.*.experts", config.moe)})
+        return nested({**self.stated_names, **fused_experts("model.layers.*.experts", config.moe)})
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
         if isinstance(config, Gemma4Config) and config.doubled_mlp and config.kv_source(layer) != layer:

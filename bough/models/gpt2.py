@@ -20,8 +20,6 @@ class Gpt2(ModelFamily):
         return super().read_config(Fields(config.where, {**config.values, "n_inner": inner}))
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        if config.boolean("scale_attn_by_inverse_layer_idx"):
-            raise ModelError(f"{config.where}: scale_attn_by_inverse_layer_idx is not supported.")
         return {
             "rope": NO_ROPE,
             "learned_positions": True,

@@ -85,7 +85,7 @@ class PlainExperts(MatrixExperts):
         inner = self._held.stop - self._held.start
         self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
         count = len(self._here.held) + self._appended
-        self._gate_up = placement.empty(count, 2 * inner, hidden_size)
+        self._gate_up = placement.empty(count, len(moe.inputs) * inner, hidden_size)
         self._down = placement.empty(count, hidden_size, inner)
         self._biases = expert_bias(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
         self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
@@ -105,9 +105,8 @@ class PlainExperts(MatrixExperts):
             yield from self._slots_of(shared, self.moe.experts + number, own)
 
     def _slots_of(self, prefix: str, place: int, held: slice) -> Iterator[WeightSlot]:
-        inner = self._down.shape[2]
-        yield WeightSlot(f"{prefix}gate_proj.weight", self._gate_up[place, :inner], (held,))
-        yield WeightSlot(f"{prefix}up_proj.weight", self._gate_up[place, inner:], (held,))
+        for name, own in zip(self.moe.inputs, self._gate_up[place].split(self._down.shape[2]), strict=True):
+            yield WeightSlot(f"{prefix}{name}.weight", own, (held,))
         yield WeightSlot(f"{prefix}down_proj.weight", self._down[place], (slice(None), held))
 
 
@@ -131,20 +130,19 @@ class QuantizedExperts(MatrixExperts):
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         self._inner, count = self._held.stop - self._held.start, len(self._here.held)
         self._biases = expert_bias(hidden_size, self._inner, moe, count, sharers.tp_rank, placement.empty)
-        self._gate_up = empty((count, 2 * self._inner, hidden_size), forms[0])
+        self._gate_up = empty((count, len(moe.inputs) * self._inner, hidden_size), forms[0])
         self._down = empty((count, hidden_size, self._inner), forms[1])
         self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        rows, columns = (self._held,), (slice(None), self._held)
+        inner, rows, columns = self._inner, (self._held,), (slice(None), self._held)
+        parts = [(name, slice(at * inner, (at + 1) * inner)) for at, name in enumerate(self.moe.inputs)]
         for place, expert in enumerate(self._here.held):
-            for name, matrices, own, index, form in (
-                ("gate_proj", self._gate_up, slice(self._inner), rows, self._forms[0]),
-                ("up_proj", self._gate_up, slice(self._inner, None), rows, self._forms[0]),
-                ("down_proj", self._down, slice(None), columns, self._forms[1]),
-            ):
-                part = type(matrices)(*(held[place, own] for held in matrices))
-                yield self._slot(f"{prefix}{expert}.{name}.weight", part, index, form)
+            for name, own in parts:
+                part = type(self._gate_up)(*(held[place, own] for held in self._gate_up))
+                yield self._slot(f"{prefix}{expert}.{name}.weight", part, rows, self._forms[0])
+            part = type(self._down)(*(held[place] for held in self._down))
+            yield self._slot(f"{prefix}{expert}.down_proj.weight", part, columns, self._forms[1])
         yield from expert_bias_slots(prefix, self._here.held, *self._biases, self._held)
 
 

@@ -94,15 +94,11 @@ class Gemma4(ModelFamily):
             **_full_heads(config, windows.get("sliding_layers", ()), one_projection),
             "full_keys_as_values": one_projection,
             "local_rope": read_local_rope(config),
-            "qk_norm": True,
-            "value_norm": True,
             "shared_kv_layers": config.count("num_kv_shared_layers", 0),
             "doubled_mlp": config.boolean("use_double_wide_mlp"),
-            "query_scale": 1.0,
             "logit_softcap": config.optional_number("final_logit_softcapping"),
             "embedding_scale": config.integer("hidden_size") ** 0.5,
             "layer_inputs": config.count("hidden_size_per_layer_input"),
-            "layer_scales": True,
             "moe": read_moe(config, beside_mlp=True) if config.boolean("enable_moe_block") else None,
         }
 

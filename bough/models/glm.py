@@ -24,9 +24,6 @@ class Glm(ModelFamily):
     gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = neighbours = True
 
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"output_bias": False}
-
     def names(self, config: ModelConfig) -> Names:
         return {**super().names(config), **fused_gate_up(config)}
 

@@ -177,7 +177,6 @@ class NemotronH(ModelFamily):
             "recurrent": mamba(config, recurs, inner),
             "attention_layers": attends,
             "rope": NO_ROPE,
-            "mlp": "plain",
             "moe": moe,
         }
 

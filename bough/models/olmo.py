@@ -15,13 +15,6 @@ from bough.models.fields import Fields
 from bough.models.rope_config import read_local_rope
 
 
-class Olmo(ModelFamily):
-    gguf_interleaved = True
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"norm": "layer", "norm_weight": False, "norm_eps": 1e-5}
-
-
 class Olmo2(ModelFamily):
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """llama.cpp has one name for both."""

@@ -82,6 +82,7 @@ class MoEConfig:
     biases: bool = False  # the router and the experts' matrices have biases
     clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
     gated: bool = True  # else an expert is a plain MLP: up, its activation and down
+    latent_size: int = 0  # of what experts are given and give, a product of the hidden states; 0: these themselves
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
     scales_inputs: bool = False  # the weight of a token's one expert multiplies what that is given, not its result
     beside_mlp: bool = False  # the layer has an MLP as well; both have norms of their own, and so has the router

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
@@ -73,32 +74,43 @@ class MoE:
         bias = placement.empty(moe.experts).float() if moe.correction_bias else None
         logit_bias = placement.empty(moe.experts) if moe.biases else None
         self._router = Router(placement.empty(moe.experts, config.hidden_size), bias, logit_bias)
-        self._experts = placement.make_experts(config.hidden_size, moe, placement)
+        hidden, latent = config.hidden_size, moe.latent_size
+        self._experts = placement.make_experts(latent or hidden, moe, placement)
+        self._latents = (placement.empty(latent, hidden), placement.empty(hidden, latent)) if latent else None
         # One exchange between ranks for routed and shared experts together.
         alone = replace(placement, ranks=ALONE)
         self._all_reduce = placement.ranks.all_reduce
         apart = moe.shared_size and not self._experts.has_shared
         kind = GatedMLP if moe.gated else PlainMLP
         self._shared = kind(config, alone, moe.shared_size) if apart else None
-        self._add_gated = placement.ops.add_gated
+        self._ops = placement.ops
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
         x, residual, norm = inputs
-        if norm.rms is not None:
+        if norm.rms is not None and self._latents is None:
             summed = NormedSum(x, residual, norm.rms)
             out, normed, total = self._experts.after_norm(summed, self._router, self._activation, ctx)
         else:
             normed, total = inputs.taken(ctx)
-            out = self._experts(normed, self._router, self._activation, ctx)
+            out = self._routed(normed, ctx)
         if self._shared is not None:
             shared = self._shared(Inputs(normed), ctx)[0]
-            out = self._add_gated(out, shared, normed, self._shared_gate)
+            out = self._ops.add_gated(out, shared, normed, self._shared_gate)
         return self._all_reduce(out), total
+
+    def _routed(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        if self._latents is None:
+            return self._experts(x, self._router, self._activation, ctx)
+        narrowed, logits = self._ops.linear(x, self._latents[0], None), self._ops.router_logits(x, self._router.weight)
+        found = self._experts.by_logits(narrowed, logits, None, self._activation, ctx, self._router.bias)
+        return self._ops.linear(found, self._latents[1], None)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}gate.weight", self._router.weight)
+        for number, matrix in enumerate(self._latents or (), 1):
+            yield WeightSlot(f"{prefix}fc{number}_latent_proj.weight", matrix)
         if self._router.logit_bias is not None:
             yield WeightSlot(f"{prefix}gate.bias", self._router.logit_bias)
         if self._router.bias is not None:

@@ -172,7 +172,9 @@ class NemotronH(ModelFamily):
         dense, moe = tuple(kind != "moe" for kind in config.values["layer_types"]), None
         if not all(dense):
             shared = config.integer("moe_shared_expert_intermediate_size")
-            moe = replace(corrected_experts(config), gated=False, shared_size=shared, dense_layers=dense)
+            latent = config.optional_integer("moe_latent_size") or 0
+            own = {"gated": False, "latent_size": latent, "shared_size": shared, "dense_layers": dense}
+            moe = replace(corrected_experts(config), **own)
         return {
             "recurrent": mamba(config, recurs, inner),
             "attention_layers": attends,

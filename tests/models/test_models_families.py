@@ -64,8 +64,8 @@ def read(model_type: str, **fields: Any) -> ModelConfig:
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "long_factor is missing"),
         (
             "nemotron_h",
-            {"hybrid_override_pattern": "M-E*", "moe_latent_size": 8},
-            r"moe_latent_size = 8 is not supported\.",
+            {"hybrid_override_pattern": "M-E*", "mamba_hidden_act": "gelu"},
+            r"mamba_hidden_act = 'gelu' is not supported\.",
         ),
         ("nemotron_h", {}, "layers_block_type is missing"),
         ("nemotron_h", {"hybrid_override_pattern": "M?"}, "layer_types may hold linear_attention and"),

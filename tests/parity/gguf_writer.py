@@ -55,6 +55,7 @@ class GgufWriter:
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "moe_latent_size": "moe_latent_size",
         "n_shared_experts": "expert_shared_count",
         "moe_num_shared_experts": "expert_shared_count",
         "first_k_dense_replace": "leading_dense_block_count",

@@ -20,7 +20,7 @@ PUBLISHED_SIZES = {
     "dots1": "142B-A14B", "solar_open": "102B-A12B", "hy_v3": "–", "exaone_moe": "236B-A23B",
     "deepseek_v32": "671B-A37B", "glm_moe_dsa": "744B-A40B", "glm4_moe_lite": "30B-A3B", "qwen3_next": "80B-A3B",
     "qwen3_5": "0.8B–27B", "qwen3_5_moe": "35B-A3B–397B-A17B", "granitemoehybrid": "350M–32B-A9B",
-    "nemotron_h": "4B–56B, 30B-A3B", "lfm2": "350M–2.6B", "lfm2_moe": "8B-A1B", "kimi_linear": "48B-A3B",
+    "nemotron_h": "4B–56B, 30B-A3B, 120B-A12B", "lfm2": "350M–2.6B", "lfm2_moe": "8B-A1B", "kimi_linear": "48B-A3B",
     "bert": "4M–335M",
     "roberta": "125M–560M", "nomic_bert": "137M", "modernbert": "149M, 395M", "llava": "7B, 13B",
     "llava_next": "7B–34B", "llava_onevision": "0.5B–72B", "internvl": "1B–78B", "idefics3": "8B",

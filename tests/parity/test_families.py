@@ -362,6 +362,9 @@ CASES: dict[str, Case] = {
     ),
     "nemotron_h": Case(NEMOTRON, native=False, without=("num_hidden_layers",)),
     "nemotron_h-experts": Case(NEMOTRON_EXPERTS, False, "nemotron_h", ("num_hidden_layers",)),
+    "nemotron_h-latents": Case(
+        {**NEMOTRON_EXPERTS, "moe_latent_size": 40}, False, "nemotron_h", ("num_hidden_layers",)
+    ),
     "nemotron_h-groups": Case(
         {
             **NEMOTRON_EXPERTS,

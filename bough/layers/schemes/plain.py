@@ -64,19 +64,25 @@ class MatrixExperts:
         return self._ops.normed_experts(inputs, router, Experts(self.moe, self.matrices, activation))
 
     def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        scale: torch.Tensor | None,
+        activation: Activation,
+        ctx: ForwardContext,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._ops.experts_by_logits(x, logits, None, self.moe, self.matrices, activation, scale)
+        return self._ops.experts_by_logits(x, logits, bias, self.moe, self.matrices, activation, scale)
 
 
 class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
-        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
-        # ranks share them while the others are spread, or choices are counted.
+        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled or are
+        # latents, or all ranks share them while the others are spread, or choices are counted.
         self._here = placement.experts(moe)
-        apart = moe.shared_gate or moe.scales_inputs or self._here.spread is not None
+        apart = moe.shared_gate or moe.scales_inputs or moe.latent_size or self._here.spread is not None
         joins = not (apart or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
         self.moe, self._ops = replace(moe, appended=self._appended), placement.ops

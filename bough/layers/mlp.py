@@ -81,7 +81,7 @@ class MoE:
         alone = replace(placement, ranks=ALONE)
         self._all_reduce = placement.ranks.all_reduce
         apart = moe.shared_size and not self._experts.has_shared
-        kind = GatedMLP if moe.gated else PlainMLP
+        kind: type[GatedMLP] | type[PlainMLP] = GatedMLP if moe.gated else PlainMLP
         self._shared = kind(config, alone, moe.shared_size) if apart else None
         self._ops = placement.ops
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None

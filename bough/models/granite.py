@@ -173,7 +173,7 @@ class NemotronH(ModelFamily):
         if not all(dense):
             shared = config.integer("moe_shared_expert_intermediate_size")
             latent = config.optional_integer("moe_latent_size") or 0
-            own = {"gated": False, "latent_size": latent, "shared_size": shared, "dense_layers": dense}
+            own: dict[str, Any] = {"gated": False, "latent_size": latent, "shared_size": shared, "dense_layers": dense}
             moe = replace(corrected_experts(config), **own)
         return {
             "recurrent": mamba(config, recurs, inner),

@@ -183,9 +183,10 @@ class NemotronH(ModelFamily):
         }
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A layer with a width is an MLP or has experts. What a file says of rotation means nothing."""
-        widths, wide = meta.each(".feed_forward_length"), "moe" if given.get("n_routed_experts") else "mlp"
-        kinds = [wide if width else kind for width, kind in zip(widths, given["layer_types"], strict=True)]
+        """A layer with a width is an MLP, or has experts. What a file says of rotation means nothing."""
+        own = [f"blk.{layer}.ffn_up_exps.weight" in meta.tensors for layer in range(given["num_hidden_layers"])]
+        wide = zip(own, meta.each(".feed_forward_length"), given["layer_types"], strict=True)
+        kinds = ["moe" if experts else "mlp" if width else kind for experts, width, kind in wide]
         shared = given.get("shared_expert_intermediate_size")
         return {"layer_types": kinds, "partial_rotary_factor": 1.0, "moe_shared_expert_intermediate_size": shared}
 

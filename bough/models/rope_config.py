@@ -83,8 +83,10 @@ def _parse(given: Fields, config: Fields) -> RopeConfig:
     if kind not in KINDS:
         raise ModelError(f"{given.where}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}.")
     theta = given.number("rope_theta")
-    if kind in ("linear", "proportional"):
-        return RopeConfig(theta, kind, factor=given.number("factor", 1.0 if kind == "proportional" else None))
+    if kind == "linear":
+        return RopeConfig(theta, "linear", factor=given.number("factor"))
+    if kind == "proportional":
+        return RopeConfig(theta, "proportional", factor=given.number("factor", 1.0))
     if kind == "llama3":
         return RopeConfig(
             theta,

@@ -111,7 +111,8 @@ class PlainExperts(MatrixExperts):
             yield from self._slots_of(shared, self.moe.experts + number, own)
 
     def _slots_of(self, prefix: str, place: int, held: slice) -> Iterator[WeightSlot]:
-        for name, own in zip(self.moe.inputs, self._gate_up[place].split(self._down.shape[2]), strict=True):
+        parts = torch.split(self._gate_up[place], self._down.shape[2])
+        for name, own in zip(self.moe.inputs, parts, strict=True):
             yield WeightSlot(f"{prefix}{name}.weight", own, (held,))
         yield WeightSlot(f"{prefix}down_proj.weight", self._down[place], (slice(None), held))
 

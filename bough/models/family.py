@@ -70,6 +70,7 @@ class ModelFamily:
     block_options: ClassVar[Mapping[str, Any]] = {}
     config_fields: ClassVar[Mapping[str, Any]] = {}  # of the `ModelConfig`, which are the same for all its models
     recurrent_kind: str | None = None  # the class of layers that have a state
+    read_elsewhere: Callable[[str], bool] | None = None  # whether Transformers' modules for text read that field
     further_apart = False  # whether the layer for further tokens stands apart from the others, under `mtp.`
 
     def __init__(self, **stated: Any) -> None:
@@ -174,15 +175,9 @@ class ModelFamily:
         return known[name]
 
     def refusal(self, config: Fields, name: str, others: str = "") -> ModelError:
-        """Of a field's value that our layers would ignore. `others` are values that they know. Transformers' modules of
-        models without states can take their place, if they do not ignore it as well."""
-        from bough.models.registry import FALLBACK  # which imports this module
-        from bough.models.transformers_family import transformers_source
-
-        sources = [f"models/{each}/modeling_{each}.py" for each in self.model_types if not self.recurrent_kind]
-        knows = any(f"config.{name}" in transformers_source(source) for source in sources)
-        fits = knows and FALLBACK.knows(self.architectures[0])
-        instead = "--model-impl transformers may run it, more slowly" if fits else ""
+        """Of a field's value that our layers would ignore. `others` are values that they know."""
+        elsewhere = not self.recurrent_kind and self.read_elsewhere is not None and self.read_elsewhere(name)
+        instead = "--model-impl transformers may run it, more slowly" if elsewhere else ""
         text = f"{config.where}: {name} = {config.values.get(name)!r:.200} is not supported"
         return ModelError("; ".join(filter(None, (text, others, instead))) + ".")
 

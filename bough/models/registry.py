@@ -70,6 +70,7 @@ def _built_in(model_type: str) -> ModelFamily:
         renamed_fields=stated["renamed_fields"],
         stated_names=stated["names"],
         gguf_stated=stated.get("gguf_stated", {}),
+        read_elsewhere=functools.partial(FALLBACK.reads, model_type, stated["architectures"][0]),
         **{name: stated[name] for name in STATED if name in stated},
     )
 

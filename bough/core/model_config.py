@@ -81,6 +81,8 @@ class MoEConfig:
     correction_bias: bool = False  # a number for each expert that counts when choosing only
     biases: bool = False  # the router and the experts' matrices have biases
     clamped_gate: tuple[float, float] | None = None  # with biases, GPT-OSS's gate: its slope and limit
+    gated: bool = True  # else an expert is a plain MLP: up, its activation and down
+    latent_size: int = 0  # of what experts are given and give, a product of the hidden states; 0: these themselves
     shared_size: int = 0  # inner width of the experts that every token passes; 0: there are none
     scales_inputs: bool = False  # the weight of a token's one expert multiplies what that is given, not its result
     beside_mlp: bool = False  # the layer has an MLP as well; both have norms of their own, and so has the router
@@ -88,6 +90,11 @@ class MoEConfig:
     appended: int = 0  # shared experts whose matrices stand behind the others'; each token passes them, weight one
     dense_layers: tuple[bool, ...] = ()  # per layer; empty: all have experts
     simulate: Literal["", "uniform"] = ""  # for benchmarks with random weights: experts are drawn evenly
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The matrices of an expert that take its rows."""
+        return ("gate_proj", "up_proj") if self.gated else ("up_proj",)
 
 
 @dataclass(frozen=True, slots=True)

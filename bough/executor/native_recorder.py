@@ -285,8 +285,8 @@ class Recorder:
     ) -> torch.Tensor:
         if moe.experts > MAX_EXPERTS:
             raise NotRecordedError(f"{moe.experts} experts")
-        if moe.scales_inputs:
-            raise NotRecordedError("experts with scaled inputs")
+        if moe.scales_inputs or not moe.gated:
+            raise NotRecordedError("experts with scaled inputs" if moe.gated else "experts without gates")
         on_logits, size = self._on_logits(x), x.shape[1]
         scores, ids, weights = (self.rows(width, on_logits) for width in (moe.experts, moe.per_token, moe.per_token))
         chosen = [self.place(ids), self.place(weights)]

@@ -25,7 +25,7 @@ from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing.reference import route
 from bough.kernels.sparse_index.reference import index_store_
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]  # the last one of experts alone, which then have no gate
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 WithSum = tuple[torch.Tensor, torch.Tensor]  # what becomes of x + residual, and that sum, which is the next residual
 WithNorm = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # the same, with the norm between them
@@ -63,7 +63,7 @@ class Router(NamedTuple):
 class ExpertMatrices(NamedTuple):
     """What the rows of a mixture of experts are multiplied with."""
 
-    gate_up: Matrices  # [experts, 2 * inner, hidden]: the gate's rows, then up's
+    gate_up: Matrices  # [experts, 2 * inner, hidden]: the gate's rows, then up's; or [experts, inner, hidden]: up's
     down: Matrices  # [experts, hidden, inner]
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
     down_bias: torch.Tensor | None = None  # [experts, hidden]

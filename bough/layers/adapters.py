@@ -263,7 +263,7 @@ class AdaptedExperts(ExpertWeights):
         self._weight, self._ops = weight, placement.ops
         held = placement.topology.in_expert.slice_of(moe.intermediate_size, "moe_intermediate_size")
         inner = held.stop - held.start
-        parts = [Part(f"{name}_proj", inner, (held,)) for name in ("gate", "up")]
+        parts = [Part(name, inner, (held,)) for name in moe.inputs]
         self._gate_up = thin(hidden_size, parts, experts=moe.experts)
         self._down = thin(inner, [Part("down_proj", hidden_size, (WHOLE, held))], experts=moe.experts)
         self._router = thin(hidden_size, [Part("gate", moe.experts, (WHOLE,))])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 
 from bough.attention.context import ForwardContext
@@ -49,8 +50,8 @@ class GatedMLP(Products):
 class PlainMLP(Products):
     """down(activation(up(x))), the inner width shared among ranks."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        held = placement.topology.slice_of(config.intermediate_size, "intermediate_size")
+    def __init__(self, config: ModelConfig, placement: Placement, size: int | None = None) -> None:
+        held = placement.topology.slice_of(size or config.intermediate_size, "intermediate_size")
         self._up = ColumnLinear(config.hidden_size, (Columns("up_proj", held),), config.mlp_bias, placement)
         self._down = RowLinear("down_proj", held, config.hidden_size, config.mlp_bias, placement)
         self._activate = PLAIN[config.activation]
@@ -65,38 +66,51 @@ class MoE:
     """The weighted sum of some experts of each token, plus that of the shared experts."""
 
     def __init__(self, config: ModelConfig, moe: MoEConfig, placement: Placement) -> None:
-        if config.activation not in ("silu", "gelu_tanh"):
-            raise ModelError(f"Experts have the activation silu or gelu_tanh here, not {config.activation}.")
+        if config.activation not in ("silu", "gelu_tanh", "relu2") or moe.gated == (config.activation == "relu2"):
+            which = "with gates have the activation silu or gelu_tanh" if moe.gated else "without gates have relu2"
+            raise ModelError(f"Experts {which} here, not {config.activation}.")
         self._moe = moe
         self._activation = config.activation
         bias = placement.empty(moe.experts).float() if moe.correction_bias else None
         logit_bias = placement.empty(moe.experts) if moe.biases else None
         self._router = Router(placement.empty(moe.experts, config.hidden_size), bias, logit_bias)
-        self._experts = placement.make_experts(config.hidden_size, moe, placement)
+        hidden, latent = config.hidden_size, moe.latent_size
+        self._experts = placement.make_experts(latent or hidden, moe, placement)
+        self._latents = (placement.empty(latent, hidden), placement.empty(hidden, latent)) if latent else None
         # One exchange between ranks for routed and shared experts together.
         alone = replace(placement, ranks=ALONE)
         self._all_reduce = placement.ranks.all_reduce
         apart = moe.shared_size and not self._experts.has_shared
-        self._shared = GatedMLP(config, alone, moe.shared_size) if apart else None
-        self._add_gated = placement.ops.add_gated
+        kind: type[GatedMLP] | type[PlainMLP] = GatedMLP if moe.gated else PlainMLP
+        self._shared = kind(config, alone, moe.shared_size) if apart else None
+        self._ops = placement.ops
         self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """The block over the norm of x + residual; returns the result and that sum."""
         x, residual, norm = inputs
-        if norm.rms is not None:
+        if norm.rms is not None and self._latents is None:
             summed = NormedSum(x, residual, norm.rms)
             out, normed, total = self._experts.after_norm(summed, self._router, self._activation, ctx)
         else:
             normed, total = inputs.taken(ctx)
-            out = self._experts(normed, self._router, self._activation, ctx)
+            out = self._routed(normed, ctx)
         if self._shared is not None:
             shared = self._shared(Inputs(normed), ctx)[0]
-            out = self._add_gated(out, shared, normed, self._shared_gate)
+            out = self._ops.add_gated(out, shared, normed, self._shared_gate)
         return self._all_reduce(out), total
+
+    def _routed(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        if self._latents is None:
+            return self._experts(x, self._router, self._activation, ctx)
+        narrowed, logits = self._ops.linear(x, self._latents[0], None), self._ops.router_logits(x, self._router.weight)
+        found = self._experts.by_logits(narrowed, logits, None, self._activation, ctx, self._router.bias)
+        return self._ops.linear(found, self._latents[1], None)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{prefix}gate.weight", self._router.weight)
+        for number, matrix in enumerate(self._latents or (), 1):
+            yield WeightSlot(f"{prefix}fc{number}_latent_proj.weight", matrix)
         if self._router.logit_bias is not None:
             yield WeightSlot(f"{prefix}gate.bias", self._router.logit_bias)
         if self._router.bias is not None:

@@ -25,7 +25,7 @@ class DeepseekV2(ModelFamily):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         if config.boolean("attention_bias"):
-            raise ModelError(f"{config.where}: attention_bias is not supported with latent attention.")
+            raise self.refusal(config, "attention_bias")
         latent = LatentConfig(
             rank=config.integer("kv_lora_rank"),
             rope_dim=config.integer("qk_rope_head_dim"),
@@ -46,7 +46,7 @@ class DeepseekV2(ModelFamily):
     def experts(self, config: Fields) -> MoEConfig:
         method = config.text("topk_method", "greedy")
         if method not in ("greedy", "group_limited_greedy"):
-            raise ModelError(f"{config.where}: topk_method {method!r} is not supported.")
+            raise self.refusal(config, "topk_method", "supported are greedy, group_limited_greedy")
         return grouped_experts(config, renormalise=False, **({} if method == "greedy" else expert_groups(config)))
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,11 +52,10 @@ class ModelFamily:
     gguf_architecture: str | None = None  # llama.cpp's name for it
     defaults: ClassVar[Mapping[str, Any]] = {}  # what the Transformers class assumes where config.json is silent
     renamed_fields: ClassVar[Mapping[str, str]] = {}  # of config.json, to those that Llama has
+    only: ClassVar[Mapping[str, list[Any]]] = {}  # what fields may say beside nothing, zero and false
     stated_names: ClassVar[Names] = {}  # of modules in a safetensors checkpoint, to the model's
     gguf_modules: ClassVar[Mapping[str, str]] = {}  # of the model, by names that llama.cpp gives to others elsewhere
-    gguf_stated: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # fields of a config.json that no file states, as all models have them
+    gguf_stated: ClassVar[Mapping[str, Any]] = {}  # fields of a config.json that all models have and no file states
     gguf_varying: tuple[str, ...] = ()  # keys of numbers that may differ between layers, of which the first is read
     gguf_interleaved = False  # whether llama.cpp rotates neighbours of heads whose halves rotate in other checkpoints
     config_type: type[ModelConfig] = ModelConfig
@@ -71,6 +70,7 @@ class ModelFamily:
     block_options: ClassVar[Mapping[str, Any]] = {}
     config_fields: ClassVar[Mapping[str, Any]] = {}  # of the `ModelConfig`, which are the same for all its models
     recurrent_kind: str | None = None  # the class of layers that have a state
+    read_elsewhere: Callable[[str], bool] | None = None  # whether Transformers' modules for text read that field
     further_apart = False  # whether the layer for further tokens stands apart from the others, under `mtp.`
 
     def __init__(self, **stated: Any) -> None:
@@ -135,6 +135,9 @@ class ModelFamily:
     def read_config(self, config: Fields) -> ModelConfig:
         """The model's shape, from a config.json with the defaults laid under it."""
         config = config.renamed(*EXPERTS_WRITTEN, self.renamed_fields)
+        for name in self.only:
+            if config.values.get(name) and config.values[name] not in self.only[name]:
+                raise self.refusal(config, name)
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         kv_heads = config.integer("num_key_value_heads", heads)
         if heads % kv_heads:
@@ -168,8 +171,15 @@ class ModelFamily:
         field, known = self.activation_field, self.activations or usual
         name = config.text(field, "silu")
         if name not in known:
-            raise ModelError(f"{config.where}: {field} {name!r} is not supported; supported are {', '.join(known)}.")
+            raise self.refusal(config, field, f"supported are {', '.join(known)}")
         return known[name]
+
+    def refusal(self, config: Fields, name: str, others: str = "") -> ModelError:
+        """Of a field's value that our layers would ignore. `others` are values that they know."""
+        elsewhere = not self.recurrent_kind and self.read_elsewhere is not None and self.read_elsewhere(name)
+        instead = "--model-impl transformers may run it, more slowly" if elsewhere else ""
+        text = f"{config.where}: {name} = {config.values.get(name)!r:.200} is not supported"
+        return ModelError("; ".join(filter(None, (text, others, instead))) + ".")
 
 
 def read_moe(

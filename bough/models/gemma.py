@@ -65,16 +65,6 @@ class Gemma3(Gemma2):
         return NESTED
 
 
-MOVED = {
-    "post_feedforward_layernorm_1": "mlp_norm",
-    "pre_feedforward_layernorm_2": "experts_input_norm",
-    "post_feedforward_layernorm_2": "experts_norm",
-    "router.scale": "router_norm.weight",
-    "router.proj": "gate",
-    "router.per_expert_scale": "gate.expert_scale",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Gemma4Config(ModelConfig):
     doubled_mlp: bool = False  # in layers that read the keys and values of others
@@ -104,15 +94,11 @@ class Gemma4(ModelFamily):
             **_full_heads(config, windows.get("sliding_layers", ()), one_projection),
             "full_keys_as_values": one_projection,
             "local_rope": read_local_rope(config),
-            "qk_norm": True,
-            "value_norm": True,
             "shared_kv_layers": config.count("num_kv_shared_layers", 0),
             "doubled_mlp": config.boolean("use_double_wide_mlp"),
-            "query_scale": 1.0,
             "logit_softcap": config.optional_number("final_logit_softcapping"),
             "embedding_scale": config.integer("hidden_size") ** 0.5,
             "layer_inputs": config.count("hidden_size_per_layer_input"),
-            "layer_scales": True,
             "moe": read_moe(config, beside_mlp=True) if config.boolean("enable_moe_block") else None,
         }
 
@@ -135,8 +121,7 @@ class Gemma4(ModelFamily):
     def names(self, config: ModelConfig) -> Names:
         if config.moe is None:
             return NESTED
-        moved = {f"model.layers.*.{name}": f"model.layers.*.mlp.{ours}" for name, ours in MOVED.items()}
-        return nested({**moved, **fused_experts("model.layers.*.experts", config.moe)})
+        return nested({**self.stated_names, **fused_experts("model.layers.*.experts", config.moe)})
 
     def block(self, config: ModelConfig, layer: int, placement: layers.Placement) -> layers.SandwichBlock:
         if isinstance(config, Gemma4Config) and config.doubled_mlp and config.kv_source(layer) != layer:

@@ -24,27 +24,11 @@ class Glm(ModelFamily):
     gguf_modules: ClassVar[Mapping[str, str]] = GGUF_FUSED_MLP
     partial_rotation = pairs_apart = neighbours = True
 
-    def fields(self, config: Fields) -> dict[str, Any]:
-        return {"output_bias": False}
-
     def names(self, config: ModelConfig) -> Names:
         return {**super().names(config), **fused_gate_up(config)}
 
 
-class Glm4(Glm):
-    block_kind = "SandwichBlock"
-
-    def names(self, config: ModelConfig) -> Names:
-        layer = "model.layers.*"
-        return {
-            **super().names(config),
-            f"{layer}.post_self_attn_layernorm": f"{layer}.post_attention_layernorm",
-            f"{layer}.post_attention_layernorm": f"{layer}.pre_feedforward_layernorm",
-            f"{layer}.post_mlp_layernorm": f"{layer}.post_feedforward_layernorm",
-        }
-
-
-class Glm4v(Sectioned, Glm4):
+class Glm4v(Sectioned, Glm):
     pass
 
 

@@ -20,14 +20,9 @@ class Gpt2(ModelFamily):
         return super().read_config(Fields(config.where, {**config.values, "n_inner": inner}))
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        if config.boolean("scale_attn_by_inverse_layer_idx"):
-            raise ModelError(f"{config.where}: scale_attn_by_inverse_layer_idx is not supported.")
         return {
             "rope": NO_ROPE,
-            "learned_positions": True,
             **layer_norms(config, "layer_norm_epsilon"),
-            "mlp": "plain",
-            "mlp_bias": True,
             "query_scale": None if config.boolean("scale_attn_weights", True) else 1.0,
         }
 
@@ -55,13 +50,7 @@ class Opt(ModelFamily):
                 f"{config.where}: norms after each layer and embeddings of another width (opt-350m) are not supported; "
                 "the other sizes of OPT are."
             )
-        return {
-            "rope": NO_ROPE,
-            "learned_positions": True,
-            **layer_norms(config),
-            "mlp": "plain",
-            "mlp_bias": config.boolean("enable_bias"),
-        }
+        return {"rope": NO_ROPE, **layer_norms(config), "mlp_bias": config.boolean("enable_bias")}
 
     def names(self, config: ModelConfig) -> Names:
         positions = Piece("model.embed_positions", slice(2, 2 + config.context_length))

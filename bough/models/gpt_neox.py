@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bough import layers
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.models.family import PLAIN, ModelFamily, layer_norms, rotating_windows
 from bough.models.fields import Fields
@@ -53,8 +52,6 @@ class StableLm(GptNeoX):
     one_norm = True
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        if config.boolean("qk_layernorm"):
-            raise ModelError(f"{config.where}: qk_layernorm is not supported; StableLM models up to 3B have none.")
         biases = {"qkv_bias": config.boolean("use_qkv_bias"), "output_bias": False}
         return {**layer_norms(config), **biases, "parallel_residual": config.boolean("use_parallel_residual")}
 
@@ -68,8 +65,6 @@ class Cohere(ModelFamily):
     block_options: ClassVar[Mapping[str, Any]] = {"one_norm": True}
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        if config.boolean("use_qk_norm"):
-            raise ModelError(f"{config.where}: use_qk_norm is not supported; models without it are, as Command R is.")
         return {
             "norm": "layer",
             "norm_eps": config.number("layer_norm_eps", 1e-5),

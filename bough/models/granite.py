@@ -1,15 +1,18 @@
 """Granite: Llama with multipliers of embeddings, attention, what each layer adds, and logits. Granite MoE has a mixture
 of experts instead of the MLP. Granite 4 has Mamba 2 in most layers, a shared expert in all, beside others or alone.
 
-Nemotron-H: Mamba 2, attention without positions, or a plain MLP in each layer, one of them alone.
+Nemotron-H: Mamba 2, attention without positions, a plain MLP, or experts without gates (Nemotron 3) in each layer, one
+of them alone.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig, MoEConfig, RecurrentConfig
+from bough.models.deepseek_v2 import corrected_experts
 from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.names import GGUF_MODULES, GgufNames, Names, Piece, fused, planes
@@ -63,7 +66,7 @@ class GraniteMoeHybrid(Granite):
     def fields(self, config: Fields) -> dict[str, Any]:
         position = config.text("position_embedding_type", "nope")
         if position not in ("rope", "nope"):
-            raise ModelError(f"{config.where}: position_embedding_type {position!r} is not supported.")
+            raise self.refusal(config, "position_embedding_type", "supported are rope, nope")
         found, shared = super().fields(config), config.integer("shared_intermediate_size")
         recurs = layers_of_type(config, KINDS, usual=lambda layer: True)
         found["recurrent"] = mamba(config, recurs, config.integer("mamba_expand") * config.integer("hidden_size"))
@@ -166,39 +169,44 @@ class NemotronH(ModelFamily):
             layers_of_type(config, {**all_others, kind: True}) for kind in ("linear_attention", "full_attention")
         )
         inner = config.integer("mamba_n_heads") * config.integer("mamba_head_dim")
+        dense, moe = tuple(kind != "moe" for kind in config.values["layer_types"]), None
+        if not all(dense):
+            shared = config.integer("moe_shared_expert_intermediate_size")
+            latent = config.optional_integer("moe_latent_size") or 0
+            own: dict[str, Any] = {"gated": False, "latent_size": latent, "shared_size": shared, "dense_layers": dense}
+            moe = replace(corrected_experts(config), **own)
         return {
             "recurrent": mamba(config, recurs, inner),
             "attention_layers": attends,
             "rope": NO_ROPE,
-            "mlp": "plain",
+            "moe": moe,
         }
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A layer with a width is an MLP. What a file says of rotation means nothing."""
-        widths, kinds = meta.each(".feed_forward_length"), given["layer_types"]
-        kinds = ["mlp" if width else kind for width, kind in zip(widths, kinds, strict=True)]
-        return {"layer_types": kinds, "partial_rotary_factor": 1.0}
+        """A layer with a width is an MLP, or has experts. What a file says of rotation means nothing."""
+        own = [f"blk.{layer}.ffn_up_exps.weight" in meta.tensors for layer in range(given["num_hidden_layers"])]
+        wide = zip(own, meta.each(".feed_forward_length"), given["layer_types"], strict=True)
+        kinds = ["moe" if experts else "mlp" if width else kind for experts, width, kind in wide]
+        shared = given.get("shared_expert_intermediate_size")
+        return {"layer_types": kinds, "partial_rotary_factor": 1.0, "moe_shared_expert_intermediate_size": shared}
+
+    def gguf_names(self, config: ModelConfig) -> GgufNames:
+        found = super().gguf_names(config).items()
+        return {name: [replace(at, module=at.module.replace(".mlp.", ".mixer.")) for at in own] for name, own in found}
 
     def names(self, config: ModelConfig) -> Names:
         mixer = "model.layers.*.mixer"
         return {
             **mamba_names(config, mixer, mixer),
             **mamba_names(config, mixer.replace("model", "backbone"), mixer),
-            **{f"{outer}.{name}": f"model.{own}" for outer in ("model", "backbone") for name, own in ENDS.items()},
-            "backbone.": "model.",
+            **self.stated_names,
         }
-
-
-ENDS = {"embeddings": "embed_tokens", "norm_f": "norm"}
 
 
 def _kinds(config: Fields) -> list[str]:
     """What each layer is, by a list or by a word of one letter for each."""
     given = config.values.get("layer_types") or list(config.text("hybrid_override_pattern", ""))
     kinds = [OLD_KINDS.get(str(kind), LETTERS.get(str(kind), str(kind))) for kind in given]
-    if "moe" in kinds:
-        text = f"{config.where}: layers with experts that have no gate are not supported"
-        raise ModelError(f"{text}; take a Nemotron-H without them.")
     if not kinds:
         raise ModelError(f"{config.where}: layers_block_type is missing.")
     return kinds

@@ -113,6 +113,4 @@ class MiniMaxM2(ModelFamily):
         return found
 
     def names(self, config: ModelConfig) -> Names:
-        theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp.gate"
-        bias = "e_score_correction_bias"
-        return {**block_sparse_names(), f"{theirs}.{bias}": f"{ours}.{bias}"}
+        return {**block_sparse_names(), **self.stated_names}

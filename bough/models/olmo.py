@@ -9,20 +9,10 @@ before attention and MLP, and experts chosen as GLM-4.5's are.
 from collections.abc import Mapping
 from typing import Any
 
-from bough.core.errors import ModelError
 from bough.models.deepseek_v2 import corrected_experts
 from bough.models.family import Metadata, ModelFamily, read_moe, rotating_windows, window_fields
 from bough.models.fields import Fields
 from bough.models.rope_config import read_local_rope
-
-
-class Olmo(ModelFamily):
-    gguf_interleaved = True
-
-    def fields(self, config: Fields) -> dict[str, Any]:
-        if config.optional_number("clip_qkv") is not None:
-            raise ModelError(f"{config.where}: clip_qkv is not supported; OLMo 2 and 3 have none.")
-        return {"norm": "layer", "norm_weight": False, "norm_eps": 1e-5}
 
 
 class Olmo2(ModelFamily):
@@ -40,8 +30,6 @@ class Olmo3(Olmo2):
 
 class Olmoe(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        if config.optional_number("clip_qkv") is not None:
-            raise ModelError(f"{config.where}: clip_qkv is not supported; the published OLMoE models have none.")
         moe = read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))
         return {"moe": moe}
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
 from bough.models.family import ModelFamily, layer_norms, window_fields
 from bough.models.fields import Fields
@@ -22,8 +21,6 @@ class Phi(ModelFamily):
     block_options: ClassVar[Mapping[str, Any]] = {"one_norm": True}
 
     def fields(self, config: Fields) -> dict[str, Any]:
-        if config.boolean("qk_layernorm"):
-            raise ModelError(f"{config.where}: qk_layernorm is not supported; no published Phi has it.")
         return {**layer_norms(config), "mlp": "plain", "mlp_bias": True, "head_bias": True}
 
 

@@ -58,13 +58,7 @@ def net_fields(config: Fields) -> dict[str, Any]:
     )
     if net.heads % net.key_heads:
         raise ModelError(f"{config.where}: {net.heads} value heads cannot share {net.key_heads} key heads evenly.")
-    return {
-        "recurrent": net,
-        "attention_gate": True,
-        "qk_norm": True,
-        "norm_plus_one": True,
-        "output_bias": config.boolean("attention_bias"),
-    }
+    return {"recurrent": net, "output_bias": config.boolean("attention_bias")}
 
 
 def attention_names(config: ModelConfig) -> Names:

@@ -47,8 +47,8 @@ FAMILIES = {  # of this package, by their first model type
 TYPES = {name for model_type, stated in FAMILIES.items() for name in (model_type, *stated.get("also", ()))}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 # Attributes that few families state.
-STATED = ("encoder", "whole_items", "text", "block_kind", "block_options", "config_fields", "gguf_interleaved")
-SHARED = ("defaults", "renamed_fields", "names", "config_fields")  # with the family that `like` names
+STATED = ("encoder", "whole_items", "text", "block_kind", "block_options", "config_fields", "gguf_interleaved", "only")
+SHARED = ("defaults", "renamed_fields", "names", "config_fields", "only")  # with the family that `like` names
 GROUP = "bough.models"
 FALLBACK = TransformersFamily()
 DRAFTS = (Eagle(), Eagle3())  # models that cannot be served
@@ -70,6 +70,7 @@ def _built_in(model_type: str) -> ModelFamily:
         renamed_fields=stated["renamed_fields"],
         stated_names=stated["names"],
         gguf_stated=stated.get("gguf_stated", {}),
+        read_elsewhere=functools.partial(FALLBACK.reads, model_type, stated["architectures"][0]),
         **{name: stated[name] for name in STATED if name in stated},
     )
 
@@ -120,12 +121,12 @@ def find_gguf_family(name: str, where: str = "") -> ModelFamily:
     """The family of a GGUF file's architecture."""
     known = {model_type: stored for model_type in FAMILIES if (stored := _gguf_name(model_type))}
     for model_type, stored in known.items():
-        if name == stored:
+        if name in stored.split():
             return _built_in(model_type)
     for family in _registered():
         if name == family.gguf_architecture:
             return family
-    names = ", ".join(dict.fromkeys(known.values()))
+    names = ", ".join(dict.fromkeys(" ".join(known.values()).split()))
     raise ModelError(f"{where}GGUF architecture {name!r} is not supported; supported are {names}.")
 
 

@@ -34,10 +34,7 @@ class Whisper(ModelFamily):
         return {
             **layer_norms(config),
             "rope": replace(NO_ROPE, apart=False),  # no angles at all: on a CPU nothing is to be rotated by zero
-            "learned_positions": True,
             "context_length": config.integer("max_position_embeddings"),
-            "mlp": "plain",
-            "mlp_bias": True,
             "speech": SpeechConfig(encoder, start, end, timestamps, never, at_first, alignment, width),
         }
 

@@ -306,6 +306,8 @@ def launch_experts(dtype: torch.dtype, arch: str) -> None:
         multiply(x, ExpertMatrices(gate_up, down), routed, "silu", config=None if tokens == 1 else cut)
         if tokens in (1, 8, 1024):
             multiply(x, biased, routed, "silu", config=None if tokens == 1 else cut)
+            without_gates = ExpertMatrices(gate_up[:, : down.shape[2]].contiguous(), down)
+            multiply(x, without_gates, routed, "relu2", config=None if tokens == 1 else cut)
         for group in (0, 128) if arch in EIGHT_BIT_TILES and tokens != 32 else ():  # whose cut is that of 8
             small = [empty_rows(*matrices.shape, group=group, device=x.device) for matrices in (gate_up, down)]
             wide = expert_cuts.config_for(tokens, 4, 32, fp8=True, grouped=group > 0)

@@ -239,6 +239,9 @@ def test_the_order_has_each_pair_once_among_those_of_its_expert(tile_rows: int, 
         (5, CUTS[0], "silu"),
         (16, CUTS[1], "gelu_tanh"),
         (20, CUTS[2], "silu"),
+        (1, None, "relu2"),  # without gates
+        (5, CUTS[0], "relu2"),
+        (20, CUTS[2], "relu2"),
         *(pytest.param(50, cut, "silu", marks=pytest.mark.long) for cut in CUTS),
     ],
 )
@@ -247,7 +250,7 @@ def test_products_are_those_of_plain_torch(
 ) -> None:
     torch.manual_seed(2)
     x = torch.randn(tokens, 72, device=device)
-    gate_up = torch.randn(MOE.experts, 80, 72, device=device) / 8
+    gate_up = torch.randn(MOE.experts, 40 if activation == "relu2" else 80, 72, device=device) / 8
     down = torch.randn(MOE.experts, 72, 40, device=device) / 6
     routed = route(torch.randn(tokens, MOE.experts, device=device), MOE, None, count=tokens > 16)
     got = fast.multiply(x, ExpertMatrices(gate_up, down), routed, activation, config=config)
@@ -310,6 +313,42 @@ def test_products_with_weights_of_8_bits(tokens: int, config: Tiling | None, gro
         exact = reference.experts(x.double(), gate_up, down, routed.ids, routed.weights.double(), "silu")
         assert_near(got, exact, 1e-5)
     assert not counters(device).any()
+
+
+@pytest.mark.parametrize("kind", ["plain", "adapted", "fp8", "fp8-groups", "int4"])
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_experts_may_have_no_gates(tokens: int, kind: str, device: torch.device) -> None:
+    torch.manual_seed(7)
+    hidden, inner = 160, 96
+    x, weights = torch.randn(tokens, hidden, device=device), list[reference.Matrices]()
+    for outputs, inputs in ((inner, hidden), (hidden, inner)):
+        wide = torch.randn(FEW.experts * outputs, inputs, device=device) / inputs**0.5 * 2
+        if kind == "int4":
+            parts = [part.view(FEW.experts, outputs, -1).to(device) for part in pack(quantize(wide.cpu(), 32))]
+            weights.append(W4Rows(*parts))
+        elif kind.startswith("fp8"):
+            rows = quantizing.quantize_rows(wide, 128 if kind == "fp8-groups" else 0)
+            weights.append(QuantizedRows(*(part.view(FEW.experts, outputs, -1) for part in rows)))
+        else:
+            weights.append(wide.view(FEW.experts, outputs, inputs))
+    stacks = []
+    for outputs, inputs in ((inner, hidden), (hidden, inner)) if kind == "adapted" else ():
+        bands, ranks = (slice(0, outputs),), torch.full((1, 1), 8, dtype=torch.int32, device=device)
+        thin = torch.randn(FEW.experts, 1, 16, inputs, device=device) / 8
+        back, tiles = torch.randn(FEW.experts, outputs, 16, device=device) / 4, torch.from_numpy(tiles_of(bands))
+        stacks.append(AdapterStack(thin, back, ranks, bands, tiles.to(device), FEW.experts))
+    adapted = PairAdapters(*stacks, torch.ones(tokens, dtype=torch.int32, device=device)) if stacks else None
+    routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
+    got = fast.multiply(x, ExpertMatrices(*weights, adapted=adapted), routed, "relu2")
+    choice = (routed.ids, routed.weights, "relu2")
+    assert_near(got, reference.experts(x, *weights, *choice, adapted=adapted).double(), 1e-4)
+    if kind == "plain":
+        first, second = (matrix.double() for matrix in weights if isinstance(matrix, torch.Tensor))
+        exact = torch.zeros_like(x, dtype=torch.float64)
+        for token, slot in torch.cartesian_prod(torch.arange(tokens), torch.arange(2)).tolist():
+            expert, weight = routed.ids[token, slot], routed.weights[token, slot].double()
+            exact[token] += weight * (second[expert] @ F.relu(first[expert] @ x[token].double()).square())
+        assert_near(got, exact, 1e-5)
 
 
 def packed_experts(

@@ -181,7 +181,7 @@ def test_overrides_replace_fields(read: Read) -> None:
         ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 4,096, got 1000000000"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quantised with 'aqlm' are not supported"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),

@@ -22,6 +22,9 @@ SIZES = {
 }
 
 
+INSTEAD = r"--model-impl transformers may run it, more slowly\."
+
+
 def read(model_type: str, **fields: Any) -> ModelConfig:
     family = find_family(model_type)
     return family.read_config(Fields("config.json", {**family.defaults, **SIZES, **fields}))
@@ -30,23 +33,50 @@ def read(model_type: str, **fields: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     ("model_type", "fields", "text"),
     [
-        ("cohere", {"use_qk_norm": True}, "use_qk_norm is not supported"),
-        ("phi", {"qk_layernorm": True}, "qk_layernorm is not supported"),
-        ("stablelm", {"qk_layernorm": True}, "qk_layernorm is not supported"),
-        ("olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
-        ("gpt2", {"n_embd": 64, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is not"),
+        ("cohere", {"use_qk_norm": True}, f"use_qk_norm = True is not supported; {INSTEAD}"),
+        ("cohere2", {"use_qk_norm": True}, r"use_qk_norm = True is not supported\."),  # nor has transformers
+        ("phi", {"qk_layernorm": True}, f"qk_layernorm = True is not supported; {INSTEAD}"),
+        ("stablelm", {"qk_layernorm": True}, f"qk_layernorm = True is not supported; {INSTEAD}"),
+        ("olmo", {"clip_qkv": 8.0}, f"clip_qkv = 8.0 is not supported; {INSTEAD}"),
+        ("olmoe", {"clip_qkv": 8.0}, f"clip_qkv = 8.0 is not supported; {INSTEAD}"),
+        (
+            "gpt2",
+            {"n_embd": 64, "scale_attn_by_inverse_layer_idx": True},
+            f"layer_idx = True is not supported; {INSTEAD}",
+        ),
+        ("llama", {"hidden_act": "gelu"}, f"hidden_act = 'gelu' is not supported; supported are silu, .*; {INSTEAD}"),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 4, "attention_bias": True},
+            f"attention_bias = True is not .*; {INSTEAD}",
+        ),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 4, "scoring_func": "softmax"},
+            r"scoring_func = 'softmax' is not supported\.",
+        ),
+        ("qwen3_next", {"hidden_act": "gelu_pytorch_tanh"}, r"hidden_act = 'gelu_pytorch_tanh' is not supported\."),
+        ("bert", {"position_embedding_type": "relative_key"}, r"'relative_key' is not supported\."),
         ("opt", {"ffn_dim": 80, "do_layer_norm_before": False}, r"\(opt-350m\) are not supported"),
         ("opt", {"ffn_dim": 80, "word_embed_proj_dim": 32}, r"\(opt-350m\) are not supported"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 4 layers"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a whole number"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "long_factor is missing"),
-        ("nemotron_h", {"hybrid_override_pattern": "M-E*"}, "experts that have no gate are not supported"),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-E*", "mamba_hidden_act": "gelu"},
+            r"mamba_hidden_act = 'gelu' is not supported\.",
+        ),
         ("nemotron_h", {}, "layers_block_type is missing"),
         ("nemotron_h", {"hybrid_override_pattern": "M?"}, "layer_types may hold linear_attention and"),
         ("qwen3_next", {"linear_num_key_heads": 3}, "32 value heads cannot share 3 key heads evenly"),
         ("granitemoehybrid", {"mamba_n_heads": 3}, "3 Mamba heads fit neither 128 columns nor their groups"),
         ("granitemoehybrid", {"time_step_limit": ["soon", 1.0]}, "time_step_limit must be two numbers"),
-        ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),
+        (
+            "granitemoehybrid",
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type = 'alibi' is not supported",
+        ),
         ("kimi_linear", {"linear_attn_config": {"kda_layers": [1, 5]}}, "kda_layers names layers that are not there"),
     ],
 )
@@ -120,8 +150,9 @@ def test_layers_with_states_as_published_checkpoints_list_them() -> None:
     assert kimi.recurrent is not None and kimi.latent is not None
     assert (kimi.recurrent.layers, kimi.recurrent.heads, kimi.recurrent.key_dim) == ((True, True, False, True), 2, 8)
     assert states("kimi_linear", num_hidden_layers=6) == (True, True, True, True, False, True)
-    hybrid = read("nemotron_h", hybrid_override_pattern="M-*M-", num_hidden_layers=5)
-    assert hybrid.recurrent is not None
+    hybrid = read("nemotron_h", hybrid_override_pattern="M-*ME", num_hidden_layers=5)
+    assert hybrid.recurrent is not None and hybrid.moe is not None
+    assert hybrid.moe.dense_layers == (True, True, True, True, False) and not hybrid.moe.gated
     assert hybrid.recurrent.layers == (True, False, False, True, False)
     assert [hybrid.attends(layer) for layer in range(5)] == [False, False, True, False, False]
 

@@ -155,6 +155,8 @@ FILES = {
     "granitemoehybrid": File("GRANITE_HYBRID"),
     "granitemoehybrid-dense": File("GRANITE_HYBRID", {"time_step_limit": [0.0, float("inf")]}),
     "nemotron_h": File("NEMOTRON_H"),
+    "nemotron_h-experts": File("NEMOTRON_H_MOE"),
+    "nemotron_h-latents": File("NEMOTRON_H_MOE"),
     "lfm2": File("LFM2"),
     "lfm2-biases": File("LFM2"),
     "lfm2_moe": File("LFM2MOE", {"routed_scaling_factor": 1.0}),

@@ -54,6 +54,8 @@ class GgufWriter:
         "moe_topk": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "moe_latent_size": "moe_latent_size",
         "n_shared_experts": "expert_shared_count",
         "moe_num_shared_experts": "expert_shared_count",
         "first_k_dense_replace": "leading_dense_block_count",
@@ -104,13 +106,14 @@ class GgufWriter:
         "granitemoe",
         "granitehybrid",
         "nemotron_h",
+        "nemotron_h_moe",
         "smollm3",
         "arcee",
         "olmo",
     )
     # To the weights of norms.
     ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
-    HYBRID = ("granitehybrid", "nemotron_h", "lfm2", "lfm2moe", "kimi-linear")
+    HYBRID = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe", "kimi-linear")
 
     def __init__(self, folder: Path, architecture: str, name: str = "") -> None:
         self._folder = folder
@@ -180,9 +183,10 @@ class GgufWriter:
         if self._architecture == "granitehybrid":
             stated["ssm.inner_size"] = config["mamba_expand"] * self._hidden
             stated["rope.scaling.finetuned"] = config.get("position_embedding_type") == "rope"
-        if self._architecture == "nemotron_h":
+        if self._architecture.startswith("nemotron_h"):
             stated["ssm.inner_size"] = config["mamba_num_heads"] * config["mamba_head_dim"]
-            stated["feed_forward_length"] = [config["intermediate_size"] if kind == "mlp" else 0 for kind in kinds]
+            kind, width = ("moe", "moe_intermediate_size") if "moe" in kinds else ("mlp", "intermediate_size")
+            stated["feed_forward_length"] = [config[width] if each == kind else 0 for each in kinds]
         if self._architecture == "llama4":
             widths = {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
             stated |= {key: config[name] for key, name in widths.items()}
@@ -347,7 +351,7 @@ class GgufWriter:
             tensor = self._with_keys_in_turn(name, tensor)
         if name.endswith(".A_log"):
             tensor = -tensor.exp()
-        if name.endswith((".A_log", "mixer.D", "mamba.D")) and self._architecture in ("granitehybrid", "nemotron_h"):
+        if name.endswith((".A_log", "mixer.D", "mamba.D")) and self._architecture.startswith(("granite", "nemotron")):
             tensor = tensor[:, None]
         if re.search(r"(mixer|mamba)\.norm\.weight$", name):
             tensor = tensor.unflatten(0, (config.get("mamba_n_groups") or config["n_groups"], -1))
@@ -355,8 +359,9 @@ class GgufWriter:
             tensor = tensor.reshape(1, len(tensor), 1, -1)
         elif re.search(r"conv(1d)?\.weight$", name):
             tensor = tensor.squeeze(1)
-        if self._architecture == "nemotron_h":
+        if self._architecture.startswith("nemotron_h"):
             name = name.replace("model.", "backbone.")
+            name = re.sub(r"backbone(.*)\.mixer\.experts", r"model\1.mlp.experts", name)
         if self._architecture == "lfm2moe" and ".experts." in name:
             name = name.removeprefix("model.")
         name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)

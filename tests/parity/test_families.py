@@ -74,6 +74,23 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "head_dim": 16,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+}
+NEMOTRON_EXPERTS = {
+    **NEMOTRON,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 1.7,
+}
 MAMBA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "shared_intermediate_size": 56,
@@ -343,16 +360,22 @@ CASES: dict[str, Case] = {
         native=False,
         model_type="granitemoehybrid",
     ),
-    "nemotron_h": Case(
+    "nemotron_h": Case(NEMOTRON, native=False, without=("num_hidden_layers",)),
+    "nemotron_h-experts": Case(NEMOTRON_EXPERTS, False, "nemotron_h", ("num_hidden_layers",)),
+    "nemotron_h-latents": Case(
+        {**NEMOTRON_EXPERTS, "moe_latent_size": 40}, False, "nemotron_h", ("num_hidden_layers",)
+    ),
+    "nemotron_h-groups": Case(
         {
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
-            "head_dim": 16,
-            "ssm_state_size": 8,
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 12,
-            "n_groups": 2,
+            **NEMOTRON_EXPERTS,
+            "layers_block_type": ["moe", "linear_attention", "mlp", "full_attention"],
+            "moe_shared_expert_intermediate_size": 40,
+            "n_group": 3,
+            "topk_group": 2,
+            "norm_topk_prob": False,
         },
         native=False,
+        model_type="nemotron_h",
         without=("num_hidden_layers",),
     ),
     "lfm2": Case({"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}, native=False),

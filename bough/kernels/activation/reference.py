@@ -7,7 +7,10 @@ import torch.nn.functional as F
 
 
 def gated_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """`activation(gate) * up` of x = [..., gate | up]; "silu", or "gelu_tanh": GELU's tanh approximation."""
+    """`activation(gate) * up` of x = [..., gate | up]; "silu", or "gelu_tanh": GELU's tanh approximation. Or, without a
+    gate, "relu2" of all of x."""
+    if activation == "relu2":
+        return relu2(x)
     gate, up = x.chunk(2, dim=-1)
     return PLAIN[activation](gate).mul_(up)
 

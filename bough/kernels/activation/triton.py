@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bough.kernels.activation.reference import relu2
 from bough.kernels.overlap import overlap, take_turn
 
 
@@ -17,6 +18,8 @@ def config_for(rows: int, size: int) -> int:
 
 def gated_mul(x: torch.Tensor, activation: str, *, config: int | None = None) -> torch.Tensor:
     """As the reference, for x whose last dimension is contiguous."""
+    if activation == "relu2":
+        return relu2(x)
     size = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
     source = x if x.ndim == 2 else x.reshape(-1, 2 * size)
@@ -47,9 +50,10 @@ def _gated_rows(
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr = 0.0, LIMIT: tl.constexpr = 0.0):
-    """`activation(gate) * up`, rounded to the type of `gate` after each of the two steps as the reference is."""
+    """`activation(gate) * up`, rounded to the type of `gate` after each of the two steps as the reference is. For
+    "relu2" both are what is activated."""
     wide = gate.to(tl.float32)
-    if ACTIVATION == "silu":
+    if ACTIVATION == "silu" or ACTIVATION == "relu2":
         slope = wide
     elif ACTIVATION == "clamped":
         wide = tl.minimum(wide, LIMIT)
@@ -59,5 +63,6 @@ def gated(gate, up, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr = 0.0, LIMIT: 
         tl.static_assert(ACTIVATION == "gelu_tanh")
         # (1 + tanh(u)) / 2 = sigmoid(2 u): this needs no hyperbolic tangent.
         slope = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    active = (wide / (1.0 + tl.exp(-slope))).to(gate.dtype)
+    active = tl.maximum(wide, 0.0) if ACTIVATION == "relu2" else wide / (1.0 + tl.exp(-slope))
+    active = active.to(gate.dtype)
     return (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)

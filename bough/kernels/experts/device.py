@@ -28,25 +28,29 @@ def gate_up_by_rows(
     LIMIT: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One pair: rows of its expert's gate and up whole and in registers (see `skinny_linear.device`)."""
+    PAIRED: tl.constexpr = ACTIVATION != "relu2"
     n, pair = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
     k = tl.arange(0, PIECES)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     take_turn_first(OVERLAP)  # `down_by_rows` reads the ids early
     expert = tl.load(ids + pair).to(tl.int64)
     there = (n < INNER) & (expert >= 0)
     inside = there[:, None, None] & (k < K)[None, :, :]
-    first = expert * 2 * INNER + n  # of the gate's rows
+    first = expert * (2 if PAIRED else 1) * INNER + n  # of the gate's rows
     rows = gate_up + first[:, None, None] * K + k[None, :, :]
     gate = tl.load(rows, mask=inside, other=0.0, eviction_policy="evict_first")
-    up = tl.load(rows + INNER.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first")
+    if PAIRED:
+        up = tl.load(rows + INNER.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first")
     row = tl.load(x + pair // TOP * x_stride + k, mask=k < K, other=0.0)
     g = sums_of_rows(gate, row, scales, first, there, GROUPS)
     if bias is not None:
         g += tl.load(bias + first, mask=there, other=0.0)
     g = g.to(row.dtype)
-    u = sums_of_rows(up, row, scales, first + INNER, there, GROUPS)
-    if bias is not None:
-        u += tl.load(bias + first + INNER, mask=there, other=0.0)
-    u = u.to(row.dtype)
+    u = g
+    if PAIRED:
+        u = sums_of_rows(up, row, scales, first + INNER, there, GROUPS)
+        if bias is not None:
+            u += tl.load(bias + first + INNER, mask=there, other=0.0)
+        u = u.to(row.dtype)
     tl.store(out + pair * INNER + n, gated(g, u, ACTIVATION, SLOPE, LIMIT), mask=there)
 
 
@@ -105,15 +109,16 @@ def product_by_tiles(
 ):  # fmt: skip
     """`BLOCK_N` columns of a tile of pairs, each in a row of its own. With an activation, which reads the tokens' rows:
     `activation(gate) * up`. Without one, which reads the pairs' rows: their weighted results."""
-    GATED: tl.constexpr = ACTIVATION != ""
+    ACTIVE: tl.constexpr = ACTIVATION != ""
+    PAIRED: tl.constexpr = ACTIVATION != "" and ACTIVATION != "relu2"
     columns, at = tl.cdiv(N, BLOCK_N), tl.arange(0, BLOCK_N)
     tile, n = tl.program_id(0) // columns, tl.program_id(0) % columns * BLOCK_N + at
     take_turn(OVERLAP)
     expert, pair, there, busy = _rows_of(tile, ids, order, table, tokens, TOP, BLOCK_S, BLOCK_P, BLOCK_M)
     if busy:
-        line = pair // TOP if GATED else pair
-        rows = x + line.to(tl.int64)[:, None] * (x_stride if GATED else K)
-        first = expert * (2 * N if GATED else N) + tl.program_id(0) % columns * BLOCK_N  # of the gate's rows, or of all
+        line = pair // TOP if ACTIVE else pair
+        rows = x + line.to(tl.int64)[:, None] * (x_stride if ACTIVE else K)
+        first = expert * (2 * N if PAIRED else N) + tl.program_id(0) % columns * BLOCK_N  # of a gate's rows, or of all
         acc = _zeros(BLOCK_M, BLOCK_N, SWAP)
         up = acc
         for start in range(0, K, BLOCK_K):
@@ -121,20 +126,21 @@ def product_by_tiles(
             here = tl.load(rows + k, mask=there[:, None] & (k < K), other=0.0)
             w = _weights(matrices, scales, zeros, first, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
             acc = add_product(acc, here, w, x_scales, line, there, scales, first + at, n < N, start, GROUPS, SWAP)
-            if GATED:
+            if PAIRED:
                 w = _weights(matrices, scales, zeros, first + N, start, n < N, K, GROUP, BLOCK_N, BLOCK_K, DESCRIBED)
                 up = add_product(up, here, w, x_scales, line, there, scales, first + N + at, n < N, start, GROUPS, SWAP)
         if GROUPS == 1 and scales is not None and zeros is None:
             of_rows = factors(x_scales, line, there, 0, GROUPS)
             acc = scaled(acc, of_rows, factors(scales, first + at, n < N, 0, GROUPS), SWAP)
-            if GATED:
+            if PAIRED:
                 up = scaled(up, of_rows, factors(scales, first + N + at, n < N, 0, GROUPS), SWAP)
         if bias is not None:
             acc = _add_bias(acc, bias + first + at, n < N, SWAP)
-            if GATED:
+            if PAIRED:
                 up = _add_bias(up, bias + first + N + at, n < N, SWAP)
         kind = out.dtype.element_ty
-        if GATED:
+        if ACTIVE:
+            up = up if PAIRED else acc
             acc = gated(acc.to(kind), up.to(kind), ACTIVATION, SLOPE, LIMIT)
         if SWAP:
             acc = tl.trans(acc)

@@ -215,7 +215,9 @@ def _products(
     if config is None and x.shape[0] <= MAX_TOKENS_BY_ROWS and not w4 and adapted is None:
         return _by_rows(x, matrices, routed, activation)
     (tokens, hidden), top, weight = x.shape, routed.ids.shape[1], _split(down)[0]
-    experts, inner, itemsize = len(weight), _split(gate_up)[0].shape[1] // 2, 1 if w4 else weight.element_size()
+    outputs = _split(gate_up)[0].shape[1]
+    experts, inner = len(weight), outputs if activation == "relu2" else outputs // 2
+    itemsize = 1 if w4 else weight.element_size()
     groups = [part.group if isinstance(part, QuantizedRows) else 0 for part in (gate_up, down)]
     sizes = (tokens, top, experts if spread is None else experts * spread.ranks)
     chosen = config or (w4_config_for(*sizes) if w4 else config_for(*sizes, fp8, grouped=any(groups)))
@@ -231,7 +233,7 @@ def _products(
     else:  # what is added comes before the gate and before the weights, which are then launches of their own
         grouped, of_pairs = group_pairs(routed.ids, adapted.slots, adapted.gate_up), x.repeat_interleave(top, 0)
         weights, routed = routed.weights, routed._replace(weights=torch.ones_like(routed.weights))
-        rows, both = quantize_rows(of_pairs, groups[0]) if small else of_pairs, x.new_empty((tokens * top, 2 * inner))
+        rows, both = quantize_rows(of_pairs, groups[0]) if small else of_pairs, x.new_empty((tokens * top, outputs))
         product_tiles(rows, gate_up, routed, order, both, tiling, tiling.gate_up, bias=gate_up_bias)
         lora_(both, of_pairs, adapted.gate_up, grouped)
         between = gated_mul(both, activation) if clamped_gate is None else clamped_mul(*clamped_gate, both)

@@ -83,9 +83,16 @@ class ExpertWeights(Protocol):
         return self(normed, router, activation, ctx), normed, total
 
     def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        scale: torch.Tensor | None,
+        activation: Activation,
+        ctx: ForwardContext,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The same for a router's logits [rows, experts]; each expert's weight is multiplied with its `scale`."""
+        """The same for a router's logits [rows, experts], and its `bias` when choosing; each expert's weight is
+        multiplied with its `scale`."""
         raise ModelError(f"{type(self).__name__} cannot take the logits of a router that is not theirs.")
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

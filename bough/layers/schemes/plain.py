@@ -64,19 +64,25 @@ class MatrixExperts:
         return self._ops.normed_experts(inputs, router, Experts(self.moe, self.matrices, activation))
 
     def by_logits(
-        self, x: torch.Tensor, logits: torch.Tensor, scale: torch.Tensor, activation: Activation, ctx: ForwardContext
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        scale: torch.Tensor | None,
+        activation: Activation,
+        ctx: ForwardContext,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._ops.experts_by_logits(x, logits, None, self.moe, self.matrices, activation, scale)
+        return self._ops.experts_by_logits(x, logits, bias, self.moe, self.matrices, activation, scale)
 
 
 class PlainExperts(MatrixExperts):
     """Experts as the checkpoint has them, the matrices of one kind behind each other."""
 
     def __init__(self, hidden_size: int, moe: MoEConfig, placement: Placement) -> None:
-        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled, or all
-        # ranks share them while the others are spread, or choices are counted.
+        # Shared experts join them, which saves launches, unless their results or the others' inputs are scaled or are
+        # latents, or all ranks share them while the others are spread, or choices are counted.
         self._here = placement.experts(moe)
-        apart = moe.shared_gate or moe.scales_inputs or self._here.spread is not None
+        apart = moe.shared_gate or moe.scales_inputs or moe.latent_size or self._here.spread is not None
         joins = not (apart or moe.biases or moe.shared_size % moe.intermediate_size)
         self._appended = moe.shared_size // moe.intermediate_size if joins else 0
         self.moe, self._ops = replace(moe, appended=self._appended), placement.ops
@@ -85,7 +91,7 @@ class PlainExperts(MatrixExperts):
         inner = self._held.stop - self._held.start
         self._held_shared = placement.topology.slice_of(self._appended * moe.intermediate_size, "shared_size")
         count = len(self._here.held) + self._appended
-        self._gate_up = placement.empty(count, 2 * inner, hidden_size)
+        self._gate_up = placement.empty(count, len(moe.inputs) * inner, hidden_size)
         self._down = placement.empty(count, hidden_size, inner)
         self._biases = expert_bias(hidden_size, inner, moe, count, sharers.tp_rank, placement.empty)
         self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
@@ -105,9 +111,9 @@ class PlainExperts(MatrixExperts):
             yield from self._slots_of(shared, self.moe.experts + number, own)
 
     def _slots_of(self, prefix: str, place: int, held: slice) -> Iterator[WeightSlot]:
-        inner = self._down.shape[2]
-        yield WeightSlot(f"{prefix}gate_proj.weight", self._gate_up[place, :inner], (held,))
-        yield WeightSlot(f"{prefix}up_proj.weight", self._gate_up[place, inner:], (held,))
+        parts = torch.split(self._gate_up[place], self._down.shape[2])
+        for name, own in zip(self.moe.inputs, parts, strict=True):
+            yield WeightSlot(f"{prefix}{name}.weight", own, (held,))
         yield WeightSlot(f"{prefix}down_proj.weight", self._down[place], (slice(None), held))
 
 
@@ -131,20 +137,19 @@ class QuantizedExperts(MatrixExperts):
         self._held = sharers.slice_of(moe.intermediate_size, "moe_intermediate_size")
         self._inner, count = self._held.stop - self._held.start, len(self._here.held)
         self._biases = expert_bias(hidden_size, self._inner, moe, count, sharers.tp_rank, placement.empty)
-        self._gate_up = empty((count, 2 * self._inner, hidden_size), forms[0])
+        self._gate_up = empty((count, len(moe.inputs) * self._inner, hidden_size), forms[0])
         self._down = empty((count, hidden_size, self._inner), forms[1])
         self.matrices = ExpertMatrices(self._gate_up, self._down, *self._biases, moe.clamped_gate, self._here.spread)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        rows, columns = (self._held,), (slice(None), self._held)
+        inner, rows, columns = self._inner, (self._held,), (slice(None), self._held)
+        parts = [(name, slice(at * inner, (at + 1) * inner)) for at, name in enumerate(self.moe.inputs)]
         for place, expert in enumerate(self._here.held):
-            for name, matrices, own, index, form in (
-                ("gate_proj", self._gate_up, slice(self._inner), rows, self._forms[0]),
-                ("up_proj", self._gate_up, slice(self._inner, None), rows, self._forms[0]),
-                ("down_proj", self._down, slice(None), columns, self._forms[1]),
-            ):
-                part = type(matrices)(*(held[place, own] for held in matrices))
-                yield self._slot(f"{prefix}{expert}.{name}.weight", part, index, form)
+            for name, own in parts:
+                part = type(self._gate_up)(*(held[place, own] for held in self._gate_up))
+                yield self._slot(f"{prefix}{expert}.{name}.weight", part, rows, self._forms[0])
+            part = type(self._down)(*(held[place] for held in self._down))
+            yield self._slot(f"{prefix}{expert}.down_proj.weight", part, columns, self._forms[1])
         yield from expert_bias_slots(prefix, self._here.held, *self._biases, self._held)
 
 

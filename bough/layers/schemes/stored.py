@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LARGEST = 127
 BAND = 16384  # vectors of a head that are widened at once: more would only take memory
-PARTS = (("gate", "up"), ("down",))  # of an expert, by the matrix that they become
 FormOf = Callable[[str], Form | None]  # of a tensor, by its name; None: it is not quantised, or only to be dequantised
 
 
@@ -70,8 +69,9 @@ class StoredScheme:
         return cast(ExpertWeights, Named(partial(self._make_experts, hidden_size, alone, placement)))
 
     def _make_experts(self, hidden_size: int, moe: MoEConfig, placement: Placement, prefix: str) -> ExpertWeights:
-        names = [f"{prefix}{expert}.{{}}_proj.weight" for expert in range(moe.experts)]
-        kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in PARTS]
+        names = [f"{prefix}{expert}.{{}}.weight" for expert in range(moe.experts)]
+        both = moe.inputs, ("down_proj",)
+        kinds = [{self._form_of(name.format(part)) for name in names for part in parts} for parts in both]
         gate_up, down = (forms.pop() if len(forms) == 1 else None for forms in kinds)
         held = placement.topology.in_expert.slice_of(moe.intermediate_size, "moe_intermediate_size")
         if gate_up is not None and down is not None:

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +28,7 @@ from bough.cli.flags import add_engine_flags, settings_with_model
 from bough.core.errors import BoughError, ModelError, ResourceError, SettingsError
 from bough.core.files import user_path
 from bough.core.model_config import ModelConfig
-from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings
+from bough.core.settings import MODEL_SHAPES, ModelSettings, Settings, all_fields
 from bough.distributed.cost_model import Cluster
 from bough.executor import sizing
 from bough.executor.machine import compute_cores, free_memory_bytes, usable_cores
@@ -161,11 +162,16 @@ def _plan(settings: Settings, gpus: str, as_json: bool) -> int:
 
 
 def _typed(settings: Settings) -> str:
-    """The command with what was given of the model."""
-    model, width = settings.model.model_path or settings.model.model_shape, settings.model.quantization
-    shape = model in MODEL_SHAPES
-    words = ["bough serve", *([f"--model-shape {model}" if shape else model] if model else [])]
-    return " ".join([*words, *([f"--quantization {width}"] if width in ("fp8", "int4") else [])])
+    """The command with what was given of the model and its memory: the plan is for these."""
+    model, usual = settings.model.model_path or settings.model.model_shape, Settings().to_flat()
+    words = ["bough serve", *([f"--model-shape {model}" if model in MODEL_SHAPES else model] if model else [])]
+    for group, f in all_fields():
+        value = getattr(getattr(settings, group), f.name)
+        if group not in ("model", "memory", "scheduler") or value == usual[f.name] or value == model:
+            continue
+        words.append(("--no-" if value is False else "--") + f.name.replace("_", "-"))
+        words += [] if isinstance(value, bool) else [quote(str(value))]
+    return " ".join(words)
 
 
 def _splits_table(found: Sequence[Outlook], typed: str) -> Iterator[str]:

@@ -50,6 +50,11 @@ def run(argv: Sequence[str]) -> int:
     given = given_settings(args) | ({} if args.trained is None else {"model_path": args.trained})
     settings, kept = Settings.from_flat(given), args.texts is not None and Path(args.texts).exists()
     lines = _lines(args.texts if kept else args.prompts) if kept or args.prompts else _prompts(args.num_texts)
+    try:  # before work of hours
+        for folder in (Path(args.output), *([] if args.texts is None else [Path(args.texts).parent])):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--output or --texts: {error}.") from None
     if not kept:
         with running(given) as engine:
             lines = _write_texts(engine, [lines[i % len(lines)] for i in range(args.num_texts)], args.length)

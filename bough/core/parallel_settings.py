@@ -13,9 +13,7 @@ class ParallelSettings:
 
     tp_size: int = setting(1, "ranks that share every layer (tensor parallel), each a process of its own", low=1)
     pp_size: int = setting(1, "stages that the layers are cut into (pipeline parallel), each of tp_size ranks", low=1)
-    ep_size: int = setting(
-        1, "groups of ranks that experts are distributed over (expert parallel); must divide --tp-size", low=1
-    )
+    ep_size: int = setting(1, "groups of ranks that share the experts (expert parallel); must divide --tp-size", low=1)
     moe_a2a_backend: str = setting(
         "none",
         "none: each rank sees all tokens, and results are summed; torch: tokens are sent to the ranks of their experts",
@@ -34,9 +32,7 @@ class ParallelSettings:
         choices=("stat",),
         instead=dict.fromkeys(("stat_approx", "per_pass", "per_token"), "Bough keeps sums alone; use stat."),
     )
-    dp_size: int = setting(
-        1, "replicas of the model (data parallel), each a scheduler with its own cache and tp-size ranks", low=1
-    )
+    dp_size: int = setting(1, "replicas (data parallel), each a scheduler with its own cache and tp-size ranks", low=1)
     enable_dp_attention: bool = setting(
         False, "the replicas are groups of ranks with their own attention; all ranks together run experts and MLPs"
     )

@@ -108,9 +108,7 @@ class ModelSettings:
             CHECKPOINT_SCHEMES, "The scheme of a quantised checkpoint is read from it; leave --quantization out."
         ),
     )
-    context_length: int | None = setting(
-        None, "longest prompt + output, in tokens; the model's own when left out", low=1
-    )
+    context_length: int | None = setting(None, "most tokens of prompt + output; the model's own when left out", low=1)
     is_embedding: bool = setting(
         False, "return embeddings instead of text; always on for encoders, classifiers and sentence-transformers models"
     )
@@ -134,9 +132,7 @@ class ModelSettings:
         "model", "source of sampling defaults: generation_config.json or OpenAI's", choices=("model", "openai")
     )
     random_seed: int | None = setting(None, "seed for requests without one; random when left out", low=0)
-    device: str = setting(
-        "auto", "what the model runs on", choices=("auto", "cpu", "cuda"), instead={"gpu": "Use cuda."}
-    )
+    device: str = setting("auto", "the model's device", choices=("auto", "cpu", "cuda"), instead={"gpu": "Use cuda."})
     attention_backend: str = setting("auto", "implementation of attention: torch, native on CPUs, triton on GPUs")
     prefill_attention_backend: str | None = setting(None, "--attention-backend for prompts, if different")
     decode_attention_backend: str | None = setting(None, "--attention-backend for decodes, if different")

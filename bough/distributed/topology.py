@@ -116,10 +116,8 @@ def _stage_begins(config: ModelConfig, stages: int) -> list[int]:
     begins, ends = [0], config.vocab_size * config.hidden_size / config.layer_weights
     places = [layer for layer in range(1, config.num_layers) if stages > 1 and config.stands_alone(layer)]
     if stages > len(places) + 1:
-        raise SettingsError(
-            f"--pp-size {stages}: the {config.num_layers} layers of this model make {len(places) + 1} stages at most. "
-            "Layers that share keys and values, chosen tokens or further inputs stay together."
-        )
+        most = f"--pp-size {stages}: the {config.num_layers} layers of this model make {len(places) + 1} stages at most"
+        raise SettingsError(f"{most}. Layers that share keys, values, chosen tokens or further inputs stay together.")
     for stage in range(1, stages):
         ideal = stage * (config.num_layers + 2 * ends) / stages - ends
         left = places[: len(places) + 1 + stage - stages]  # each stage behind it needs one too

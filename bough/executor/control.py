@@ -167,7 +167,7 @@ class ModelControl:
 
     def _swap(self, command: commands.SwapWeights) -> str:
         weights = self._awake_weights()
-        checkpoint = weights.find(command.model_path, command.load_format)
+        checkpoint = weights.live.together(lambda: weights.find(command.model_path, command.load_format))
         with self._moving(weights):
             weights.fill(checkpoint)
         if command.load_format == "dummy":

@@ -51,16 +51,16 @@ class LiveWeights:
     def open(self, command: TakeTensors | ReceiveTensors, slots: Sequence[WeightSlot]) -> WeightSource:
         """The tensors that are handed over, by the model's names. Raises on all ranks unless they fit on all."""
         if isinstance(command, ReceiveTensors):
-            return self._together(lambda: self._fitting([self._received(command, slots)], slots))
-        return self._together(lambda: self._fitting([self._of_file(Path(path)) for path in command.files], slots))
+            return self.together(lambda: self._fitting([self._received(command, slots)], slots))
+        return self.together(lambda: self._fitting([self._of_file(Path(path)) for path in command.files], slots))
 
     def change_group(self, command: TrainerCommand) -> str:
         """Joins a trainer's group, in the place of one of the same name, or leaves it."""
-        return self._together(lambda: self._join(command) if isinstance(command, JoinTrainer) else self._leave(command))
+        return self.together(lambda: self._join(command) if isinstance(command, JoinTrainer) else self._leave(command))
 
     def read(self, command: ReadWeight, slots: Sequence[WeightSlot]) -> str:
         """The rows of all tensor parallel ranks together."""
-        values, counts = self._together(lambda: self._own_rows(command, slots))
+        values, counts = self.together(lambda: self._own_rows(command, slots))
         values, counts = self._ranks.all_reduce(values), self._ranks.all_reduce(counts)  # some rows are on several
 
         def whole() -> str:
@@ -68,9 +68,9 @@ class LiveWeights:
                 raise RequestError(f"{command.name} is on ranks that cannot be asked together (pipelines, experts).")
             return msgspec.json.encode((values / counts).tolist()).decode()
 
-        return self._together(whole)
+        return self.together(whole)
 
-    def _together(self, act: Callable[[], T]) -> T:
+    def together(self, act: Callable[[], T]) -> T:
         """What `act` returns if no rank's has raised."""
         result: T | BoughError
         try:

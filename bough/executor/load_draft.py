@@ -11,6 +11,7 @@ from bough.attention.base import AttentionBackend
 from bough.attention.reading import ToDevice
 from bough.core.errors import ModelError, SettingsError
 from bough.core.model_config import FULL_ATTENTION, ModelConfig
+from bough.core.parallel_settings import ParallelSettings
 from bough.core.plan import Limits
 from bough.core.settings import DRAFTED_ROWS, Settings
 from bough.executor.drafter import Drafter
@@ -41,8 +42,16 @@ class Draft:
         load_format = "dummy" if initial_format(settings) == "dummy" else "auto"
         own = replace(settings.model, model_shape=None, load_format=load_format, dtype=dtype)
         memory = replace(settings.memory, quantization_param_path=None)
-        settings = replace(settings, model=own, memory=memory)
-        loaded = load_model(self.files, settings, self.config, target.device, group=target.group)
+        scheduler = replace(settings.scheduler, enable_return_routed_experts=False)
+        settings = replace(settings, model=own, memory=memory, scheduler=scheduler)
+        if self.config.moe is None:  # what is said of experts is said of the target's
+            of = settings.parallel
+            parallel = ParallelSettings(tp_size=of.tp_size, dp_size=of.dp_size, nnodes=of.nnodes)
+            settings = replace(settings, parallel=parallel)
+        try:
+            loaded = load_model(self.files, settings, self.config, target.device, group=target.group)
+        except (SettingsError, ModelError) as error:
+            raise type(error)(f"The draft model {self.files.name}: {error}") from None
         loaded = replace(loaded, cache_dtype=target.cache_dtype, cache_scales=None)
         topk = settings.speculative.speculative_eagle_topk or 1
         if self.config.draft is None:
@@ -106,7 +115,7 @@ def limits_of(
         drafts=0 if draft is None else settings.speculative.most_drafts,
         adaptive_drafts=settings.speculative.speculative_adaptive,
         draft_levels=0 if draft is None else settings.speculative.draft_levels,
-        media=loaded.media_limits,
+        media=None if settings.parallel.nnodes > 1 else loaded.media_limits,  # in files of the first host
         vectors=config.vectors,
         speech=config.speech,
         whole_prompts=not config.causal,
@@ -139,9 +148,7 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
     own = path in (None, settings.model.model_path)
     if algorithm == "NEXTN" or (algorithm == "EAGLE" and own):  # as SGLang has both
         if not own:
-            raise SettingsError(
-                "NEXTN's layer is in the model's own checkpoint; leave out --speculative-draft-model-path."
-            )
+            raise SettingsError("NEXTN is in the model's own checkpoint; leave out --speculative-draft-model-path.")
         return _own_layer(files, target, asked, dummy=initial_format(settings) == "dummy")
     if path is None:
         raise SettingsError(f"{asked} needs --speculative-draft-model-path.")
@@ -164,15 +171,16 @@ def find_draft(settings: Settings, files: ModelFiles, target: ModelConfig) -> Dr
 
 def _head(files: ModelFiles, target: ModelConfig, third: bool) -> ModelConfig:
     names = SafetensorsSource(files.safetensors).names() if files.safetensors else ()
+    if files.gguf is not None or (names and not {"fc.weight", "model.fc.weight"} & set(names)):
+        text = f"{files.gguf or files.folder} is no EAGLE head: it has no fc.weight in safetensors"
+        raise ModelError(f"{text}; name a head, or use --speculative-algorithm STANDALONE for a smaller model.")
     bias = any(name.endswith("fc.bias") for name in names)
     config = read_config(files, {"architectures": [EAGLE3 if third else EAGLE], "fc_bias": bias})
     draft, layers = config.draft, target.num_layers
     assert draft is not None
     if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
-        raise ModelError(
-            f"{files.folder} is made for a model with hidden states of {config.hidden_size} and {config.vocab_size} "
-            f"tokens; this one has {target.hidden_size} and {target.vocab_size}."
-        )
+        text = f"is made for a model with hidden states of {config.hidden_size} and {config.vocab_size} tokens"
+        raise ModelError(f"{files.folder} {text}; this one has {target.hidden_size} and {target.vocab_size}.")
     if not third:
         return config
     taps = draft.taps or (2, layers // 2, layers - 3)
@@ -187,8 +195,6 @@ def _own_layer(files: ModelFiles, target: ModelConfig, asked: str, *, dummy: boo
     name = f"model.layers.{config.draft.layer}.eh_proj.weight"
     if not dummy and (files.gguf is not None or name not in open_source(files, config).names()):
         name = "mtp.fc.weight" if find_family(target.architecture).further_apart else name
-        raise SettingsError(
-            f"{asked}: {files.name} has no layer that predicts further tokens ({name} in safetensors); use another "
-            "algorithm, or name an EAGLE head with --speculative-draft-model-path."
-        )
+        text = f"{asked}: {files.name} has no layer that predicts further tokens ({name} in safetensors)"
+        raise SettingsError(f"{text}; use another algorithm, or name an EAGLE head (--speculative-draft-model-path).")
     return Draft(files, config)

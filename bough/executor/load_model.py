@@ -141,10 +141,8 @@ def _check_vectors(config: ModelConfig, settings: Settings) -> None:
         raise SettingsError("Models that give vectors take no adapters: leave out --enable-lora.")
     most = settings.scheduler.max_prefill_tokens
     if not config.causal and most < config.context_length:
-        raise SettingsError(
-            f"An encoder computes a text in one step: raise --max-prefill-tokens ({most}) to its context of "
-            f"{config.context_length} tokens, or lower --context-length."
-        )
+        text = f"An encoder computes a text in one step: raise --max-prefill-tokens ({most}) to its context"
+        raise SettingsError(f"{text} of {config.context_length} tokens, or lower --context-length.")
 
 
 def _check_fallback(settings: Settings) -> None:
@@ -218,10 +216,8 @@ def load_model(
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if on_cpu and weight_bytes > free:
-        raise ResourceError(
-            f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; "
-            f"use a smaller model or {instead}."
-        )
+        text = f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free"
+        raise ResourceError(f"{text}; use a smaller model or {instead}.")
     cached = packed_ops is not None and load_format != "dummy"
     kept_on_disk = load.packed_cache(files, settings.model.quantization) if cached else None
     load.load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)
@@ -274,10 +270,9 @@ def check_experts(config: ModelConfig, settings: Settings) -> None:
         raise SettingsError(text)
     copied = redundant or config.moe.experts % ep_size
     if settings.model.enable_deterministic_inference and (copied or parallel.enable_eplb):
-        raise SettingsError(
-            "--enable-deterministic-inference: which rank computes an expert must not change the order of sums; leave "
-            "out --enable-eplb and --ep-num-redundant-experts, and use an --ep-size that divides the experts."
-        )
+        text = "--enable-deterministic-inference: which rank computes an expert must not change the order of sums"
+        others = "leave out --enable-eplb and --ep-num-redundant-experts"
+        raise SettingsError(f"{text}; {others}, and use an --ep-size that divides the experts.")
     most = config.moe.experts * (ep_size - 1)  # then every rank has every expert
     if redundant > most:
         raise SettingsError(f"--ep-num-redundant-experts {redundant}: there is use for at most {most}.")

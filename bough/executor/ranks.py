@@ -36,10 +36,9 @@ def join_ranks(
     if device.type == "cuda":
         wanted, there = parallel.ranks_per_node, torch.cuda.device_count()
         if wanted > there:
-            raise SettingsError(
-                f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
-                f"rank needs a GPU, which makes {wanted} on this host, and there are {there}."
-            )
+            sizes = f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}"
+            why = f"each rank needs a GPU, which makes {wanted} on this host, and there are {there}"
+            raise SettingsError(f"{sizes}: {why}.")
         torch.cuda.set_device((dp_rank * parallel.replica_ranks + rank) % wanted)
     return ALONE if place.ranks == 1 else open_group(place, device, addresses, settings, listener)
 
@@ -64,9 +63,8 @@ class Results:
 
     def take(self, step: int) -> StepResult:
         if not self.has(step) and not self.has(step, self._timeout_s):  # they come in order: the next is the one
-            raise RankLostError(
-                f"The last stage has not sent the result of step {step} within {self._timeout_s:g} s (--dist-timeout)."
-            )
+            late = f"within {self._timeout_s:g} s (--dist-timeout)"
+            raise RankLostError(f"The last stage has not sent the result of step {step} {late}.")
         return self._arrived.pop(step)
 
 
@@ -182,4 +180,4 @@ def follow(executor: Executor, orders: Receiver[ToRank], report: Reporter | None
             except EngineDeadError:
                 raise
             except BoughError as error:
-                log.debug("no rank could do a command, as the first tells its sender: %s", error)
+                log.warning("no rank has done a command, as the first tells its sender; here: %s", error)

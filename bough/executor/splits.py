@@ -83,13 +83,14 @@ def _splits(config: ModelConfig, cluster: Cluster) -> Iterator[Split]:
     """Those that use all GPUs, whose replicas and tensor parallel groups fill hosts or divide them, and that an engine
     starts with."""
     total, moe = cluster.per_host * cluster.hosts, config.moe
+    most_stages = 1 + sum(map(config.stands_alone, range(1, config.num_layers)))
     sizes = [n for n in range(1, total + 1) if total % n == 0 and (n % cluster.per_host) * (cluster.per_host % n) == 0]
     for tp in (size for size in sizes if size <= min(config.num_heads, MOST_RANKS)):
         try:
             _numbers(config, tp)
         except (SettingsError, ModelError):
             continue  # so many cannot share the model
-        for pp in [size // tp for size in sizes if size % tp == 0 and size // tp <= config.num_layers]:
+        for pp in [size // tp for size in sizes if size % tp == 0 and size // tp <= most_stages]:
             for ep in {1, tp} if moe is not None and moe.experts % tp == 0 else {1}:
                 groupable = (config.latent is not None or moe is not None) and pp == 1
                 for groups in sizes if groupable else (1,):

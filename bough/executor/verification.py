@@ -74,9 +74,8 @@ class HostRows:
         if self._samples:
             self.sampling.setup(plan.setups)
         layout, decoding = self.mirror.apply(plan), plan.rows[plan.given < plan.query_lens]
-        layout.token_ids[layout.from_device] = (
-            self.last_tokens[decoding] if plan.last_tokens is None else plan.last_tokens
-        )
+        last = plan.last_tokens
+        layout.token_ids[layout.from_device] = self.last_tokens[decoding] if last is None else last
         return layout
 
     def finish(self, plan: BatchPlan, logits: Tensor, draw: Draw, masks: Callable[[], TokenMasks]) -> Verified:

@@ -41,10 +41,8 @@ def check_disaggregation(settings: Settings) -> None:
     if mode == "null":
         return
     if parallel.dp_size > 1 or parallel.pp_size > 1 or parallel.nnodes > 1:
-        raise SettingsError(
-            f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes; run several "
-            "behind `bough gateway --pd-disaggregation`."
-        )
+        wrong = f"--disaggregation-mode {mode} is for engines without --dp-size, --pp-size and --nnodes"
+        raise SettingsError(f"{wrong}; run several behind `bough gateway --pd-disaggregation`.")
     if mode != "prefill" and settings.memory.disable_radix_cache:
         raise SettingsError(f"--disaggregation-mode {mode} keeps what arrives in the radix cache; leave it on.")
     backend = chosen.disaggregation_transfer_backend

@@ -43,23 +43,18 @@ class EngineProcesses:
             load_dill()
         parallel = settings.parallel
         if parallel.dp_size > 1 and settings.memory.kv_events_config is not None:
-            raise SettingsError(
-                "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size, or run that many "
-                "servers behind `bough gateway`."
-            )
+            text = "--kv-events-config tells of the cache of one scheduler; leave it out with --dp-size"
+            raise SettingsError(f"{text}, or run that many servers behind `bough gateway`.")
         if parallel.groups > 1 and (parallel.tp_size % parallel.groups or parallel.pp_size > 1):
-            raise SettingsError(
-                f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks; use a number "
-                f"that divides --tp-size {parallel.tp_size}, and leave out --pp-size: groups run each step together."
-            )
+            text = f"--enable-dp-attention runs attention in --dp-size {parallel.groups} groups of ranks"
+            how = f"use a number that divides --tp-size {parallel.tp_size}, and leave out --pp-size"
+            raise SettingsError(f"{text}; {how}: groups run each step together.")
         memory = settings.memory
         if memory.enable_hierarchical_cache and memory.disable_radix_cache:
             raise SettingsError("--enable-hierarchical-cache keeps shared prefixes; leave out --disable-radix-cache.")
         if memory.hicache_storage_backend and not (parallel.pp_size == 1 and memory.enable_hierarchical_cache):
-            raise SettingsError(
-                "--hicache-storage-backend needs --enable-hierarchical-cache, and all layers of a page in one stage; "
-                "leave out --pp-size."
-            )
+            text = "--hicache-storage-backend needs --enable-hierarchical-cache, and all layers of a page in one stage"
+            raise SettingsError(f"{text}; leave out --pp-size.")
         check_nodes(parallel)
         check_disaggregation(settings)
         check_adapters(settings)

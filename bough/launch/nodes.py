@@ -82,10 +82,8 @@ def check_nodes(parallel: ParallelSettings) -> None:
     if nodes > 1 and not parallel.on_ray:
         host, _, port = (parallel.dist_init_addr or "").rpartition(":")
         if host in ("", "0.0.0.0", "[::]", "::") or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SettingsError(
-                f"--nnodes {nodes} needs --dist-init-addr HOST:PORT: an address of the first host that the others "
-                f"reach, and a free port there; got {parallel.dist_init_addr!r}."
-            )
+            text = f"--nnodes {nodes} needs --dist-init-addr HOST:PORT: an address at which others reach the first host"
+            raise SettingsError(f"{text}, and a free port there; got {parallel.dist_init_addr!r}.")
         cluster_key()
 
 

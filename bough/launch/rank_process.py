@@ -28,14 +28,13 @@ def lead_ranks(spec: ChildSpec, settings: Settings, context: zmq.Context[Any], b
     group = join_ranks(settings, 0, spec.addresses, spec.dp_rank or 0, spec.listeners.get(spec.addresses.store))
     loaded = build(spec.files, settings, group)
     loaded = replace(loaded, rank_weight_bytes=group.of_each(loaded.weight_bytes))
-    parallel, results = settings.parallel, None
-    if spec.addresses.ranks:  # else this is one of several replicas
+    parallel, results, ways = settings.parallel, None, spec.addresses
+    if ways.ranks:  # else this is one of several replicas
         listeners, key = spec.listeners, spec.cluster_key
-        sender = Sender(context, *spec.addresses.ranks, pack=pack_array, listeners=listeners, key=key)
+        sender = Sender(context, *ways.ranks, pack=pack_array, listeners=listeners, key=key)
         if parallel.pp_size > 1:
-            receiver: Receiver[StepResult] = Receiver(
-                context, spec.addresses.results, StepResult, unpack=unpack_array, listeners=listeners, key=key
-            )
+            more = (None, unpack_array, listeners, key)
+            receiver: Receiver[StepResult] = Receiver(context, ways.results, StepResult, *more)
             results = Results(receiver.receive, parallel.dist_timeout)
         leader = LeadingExecutor(loaded.executor, sender.send, results)
         leader.host = own_memory(leader.limits(), settings, group)

@@ -131,8 +131,10 @@ class ExpertRecord:
         self._ended: torch.Tensor | None = None
 
     def obey(self, command: RecordExperts) -> str:
-        if not self._spread.options.count:
-            raise RequestError("Experts are not counted; start with --expert-distribution-recorder-mode stat.")
+        # Each attention group would count the tokens of all.
+        if not self._spread.options.count or self._spread.group.topology.dp_size > 1:
+            flags = "start with --expert-distribution-recorder-mode stat, and without --enable-dp-attention"
+            raise RequestError(f"Experts are not counted; {flags}.")
         loads = self._spread.loads(self._config)
         if command.action == "start":
             self._began, self._ended = loads, None

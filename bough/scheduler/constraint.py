@@ -152,7 +152,12 @@ class Constraint:
         sampled behind them is taken back, and looked at anew."""
         if self.late or not self.quick or self._refused:
             return
-        assert self._matcher is not None
+        if self._matcher is None:  # behind thinking that is over: anything, but no end that would come too early
+            depths = [0]
+            for parent, line in zip(parents, lines, strict=True):
+                depths.append(depths[parent] + 1)
+                self._allow(line, generated + depths[-1] - 1)
+            return
         paths: dict[int, list[int]] = {0: []}  # of drafts that the grammar takes: those before, and itself
         at, why_dead = paths[0], self.dead_end
         for node, (draft, parent, line) in enumerate(zip(drafts, parents, lines, strict=True), 1):
@@ -253,9 +258,12 @@ class Constraint:
 
     @property
     def quick(self) -> bool:
-        """The grammar is under way, and asking it something costs nothing worth mentioning. It alone does not know what
-        must come where there are bad words. Only then can it be told what may come behind drafts."""
-        return not self._bad_words and self._stepped and self._masks is not None and not self._masks.slow
+        """The grammar is under way, and asking it something costs nothing worth mentioning; or there is none, and the
+        thinking is over. It alone does not know what must come where there are bad words. Only then can it be told what
+        may come behind drafts."""
+        if self._bad_words or self._masks is None:
+            return not self._bad_words and self._thinking is not None and self._thinking.over
+        return self._stepped and not self._masks.slow
 
     def forced(self) -> bytes:
         """What must come next behind a token of the grammar, whatever is sampled."""

@@ -72,9 +72,8 @@ class Planner:
         self._mixed = settings.enable_mixed_chunk
         self._whole_prompts = limits.whole_prompts
         most = prefill_budget(limits.chunk_tokens, settings.max_prefill_tokens, limits.page_size)
-        self._prefill_budget = PrefillBudget(
-            settings.stream_gap_target_ms / 1e3, most, limits.page_size, limits.even_tokens
-        )
+        gap_s = settings.stream_gap_target_ms / 1e3
+        self._prefill_budget = PrefillBudget(gap_s, most, limits.page_size, limits.even_tokens)
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
         self.drafting = Drafting(batch.table, limits, proposer)
@@ -138,14 +137,17 @@ class Planner:
 
     @property
     def figures(self) -> dict[str, object]:
+        drafts = self.drafting
         return {
             "num_retractions": self.retraction.retracted,
             "new_token_ratio": self.ratio.value,
             "kv_read_bytes": self.sharing.read * self._token_bytes,
             "kv_shared_bytes": self.sharing.shared * self._token_bytes,
-            "spec_verify_ct": self.drafting.verified,
-            "spec_num_proposed_drafts": self.drafting.proposed,
-            "spec_num_correct_drafts": self.drafting.held,
+            "spec_verify_ct": drafts.verified,
+            "spec_num_proposed_drafts": drafts.proposed,
+            "spec_num_correct_drafts": drafts.held,
+            # By this name SGLang's benchmark asks for it.
+            **({"avg_spec_accept_length": 1 + drafts.held / max(drafts.verified, 1)} if drafts.most > 1 else {}),
             "prefill_tokens_per_s": self._prefill_budget.tokens_per_s,
             **self.media.figures,
         }

@@ -39,6 +39,7 @@ from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
 from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow
+from bough.layers.spread import ExpertRecord, SpreadExperts, SpreadOptions
 from bough.loader.locate import locate
 from bough.messages.channels import Addresses
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array
@@ -46,7 +47,16 @@ from bough.messages.requests import Abort
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.grammars import EOS, PIECES, FakeGrammars, Places, grammar
 from tests.fakes.one_row import PROMPT, go_on, tokens_of
-from tests.fakes.ranks import LLAMA, MODELS, PATIENCE_S, VOCAB, ThreadGroup, on_ranks, thread_groups
+from tests.fakes.ranks import (
+    LLAMA,
+    MODELS,
+    PATIENCE_S,
+    VOCAB,
+    ThreadGroup,
+    attention_groups,
+    on_ranks,
+    thread_groups,
+)
 from tests.fakes.scheduler_bench import Bench
 
 T = TypeVar("T")
@@ -190,6 +200,21 @@ def test_experts_that_are_spread_give_the_tokens_of_one_rank(
     assert with_ranks(folders[model], size, mixed_load, ep_size=ep_size, **flags) == of_one_rank(folders[model])
 
 
+def test_a_draft_model_without_experts_goes_with_experts_that_are_spread(folders: dict[str, Path]) -> None:
+    drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(folders["llama"])}
+    spread = {**MOVING, **COUNTING, "ep_num_redundant_experts": 2, "moe_a2a_backend": "torch"}
+    flags = {**drafts, **spread, "speculative_adaptive": False, "enable_return_routed_experts": True}
+    assert with_ranks(folders["moe"], 2, mixed_load, ep_size=2, **flags) == of_one_rank(folders["moe"])
+
+
+def test_a_draft_model_that_ranks_cannot_share_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = str(write_checkpoint(tmp_path / "three", 3, **LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}))
+    drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": path}
+    told = r"The draft model three: --tp-size 2: num_heads \(3\) .* Sizes that fit this model: 1\."
+    with pytest.raises(SettingsError, match=told):
+        build(folders["llama"], thread_groups(2)[0], **drafts)
+
+
 @pytest.mark.parametrize(
     ("model", "backend", "stages"), [("moe", "none", 1), ("latent", "torch", 1), ("moe", "none", 2)]
 )
@@ -316,6 +341,14 @@ def test_experts_that_are_not_counted_are_not_told(folders: dict[str, Path]) -> 
             use()
 
 
+def test_attention_groups_that_balance_experts_tell_no_counts(folders: dict[str, Path]) -> None:
+    """Each counts the tokens of all."""
+    config = resolve_config(locate(str(folders["moe"])), Settings.from_flat(FLAGS))
+    record = ExpertRecord(SpreadExperts(attention_groups(2, 1)[0], SpreadOptions(count=True)), config)
+    with pytest.raises(RequestError, match="and without --enable-dp-attention"):
+        record.obey(RecordExperts("start"))
+
+
 def other_page(plan: BatchPlan) -> BatchPlan:
     swap = PageSwap(row=0, group=0, first=2, pages=np.array([90], dtype=np.int32))
     return replace(plan, edits=(swap,)) if plan.step == 1 else plan
@@ -388,6 +421,35 @@ def test_weights_are_swapped_and_memory_released_on_all_ranks(folders: dict[str,
 
     expected = [alone(folders["llama"], tokens_of)] * 2 + [alone(other, tokens_of)]
     assert expected[0] != expected[2] and with_ranks(folders["llama"], 2, use) == expected
+
+
+def test_weights_that_one_rank_cannot_read_are_swapped_on_none(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on hosts with disks of their own."""
+    other, find = write_checkpoint(tmp_path / "other", 4, **LLAMA), weights.WeightStore.find
+
+    def find_on_first(store: weights.WeightStore, path: str, load_format: str | None) -> Any:
+        if path == "elsewhere" and store._loaded.topology.rank:
+            raise ModelError("This disk has no such folder.")
+        return find(store, str(other) if path == "elsewhere" else path, load_format)
+
+    monkeypatch.setattr(weights.WeightStore, "find", find_on_first)
+
+    def use(executor: Executor) -> list[Any]:
+        found: list[Any] = [tokens_of(executor)]
+        with pytest.raises(RequestError, match="Another rank cannot do it; see its log"):
+            executor.control(SwapWeights("elsewhere")).wait()
+        return [*found, tokens_of(executor)]
+
+    assert with_ranks(folders["llama"], 2, use) == [alone(folders["llama"], tokens_of)] * 2
+    assert "This disk has no such folder." in caplog.text
+
+
+def test_vectors_in_the_place_of_tokens_stay_on_one_host(folders: dict[str, Path]) -> None:
+    """They are in a file there."""
+    found = [with_ranks(folders["llama"], 2, lambda executor: executor.limits().media, nnodes=n) for n in (1, 2)]
+    assert found[0] is not None and found[1] is None
 
 
 @pytest.mark.parametrize(("model", "size"), [("llama", 2), ("untied", 4), ("latent", 2)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.main import main
-from bough.core.model_config import ModelConfig
+from bough.core.model_config import IndexConfig, ModelConfig
 from bough.core.settings import MemorySettings, Settings
 from bough.distributed.cost_model import Cluster
 from bough.executor.load_model import check_experts, check_split, resolve_config
@@ -127,6 +128,15 @@ def test_sizes_that_the_model_does_not_divide_are_left_out() -> None:
     assert {each.split.pp for each in planned(config, "3xH200")} == {1, 3}
 
 
+def test_stages_that_the_model_cannot_be_cut_into_are_left_out() -> None:
+    """As with the layers of GLM that take the choice of tokens from another one."""
+    whole = resolve_config(locate(str(SHAPES / "deepseek-v3")), Settings())
+    assert whole.latent is not None and {each.split.pp for each in planned(whole, "16xH200", 1.0)} == {1, 2, 4, 8, 16}
+    index = IndexConfig(2, 8, 4, layers=tuple(layer % 30 == 0 for layer in range(whole.num_layers)))
+    config = replace(whole, latent=replace(whole.latent, index=index))
+    assert {each.split.pp for each in planned(config, "16xH200", 1.0)} == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
@@ -155,6 +165,14 @@ def test_the_command_prints_a_table_and_what_to_type(capsys: pytest.CaptureFixtu
     report = json.loads(capsys.readouterr().out)
     assert report["context"] == 2048 and report["splits"][0]["servers"] == 2
     assert [pace["requests"] for pace in report["splits"][0]["paces"]] == [1, 128, 512]
+
+
+def test_what_the_plan_was_made_with_is_typed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--kv-cache-dtype", "fp8_e4m3", "--max-running-requests", "64", "--no-enable-mixed-chunk"]
+    assert main(["doctor", "--plan", "llama-3.1-70b", "--gpus", "2xH200", *asked, "--disable-radix-cache"]) == 0
+    told = capsys.readouterr().out
+    flags = "--kv-cache-dtype fp8_e4m3 --disable-radix-cache --max-running-requests 64 --no-enable-mixed-chunk"
+    assert f"bough serve --model-shape llama-3.1-70b {flags} --tp-size 2\n" in told
 
 
 def test_a_model_that_fits_with_fewer_bits_only_is_planned_so(

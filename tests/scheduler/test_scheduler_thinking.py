@@ -124,6 +124,30 @@ def test_a_budget_without_a_grammar(overlap: bool, drafts: int) -> None:
     assert b.out.ended[0] == FinishLength(12)
 
 
+def test_there_are_drafts_behind_a_budget_and_no_end_before_its_time() -> None:
+    """All that says nothing of the thinking itself is as it is without drafts."""
+    found = []
+    for proposer in (None, GuessingProposer(3)):
+        b = Bench(eos_ids=(EOS,), proposer=proposer)
+        for handle in range(8):
+            b.ask(handle, [handle, 2], max_new_tokens=60, min_new_tokens=40, thinking=marks(begun=True, budget=3))
+        b.run()
+        found.append((dict(b.out.outputs), dict(b.out.ended)))
+        assert all(EOS not in output[:40] for output in b.out.outputs.values())
+    assert found[0] == found[1]
+    assert b.scheduler._planner.drafting.held > 8 * 10
+    assert b.scheduler._planner.figures["avg_spec_accept_length"] > 1.3
+
+
+def test_behind_thinking_each_draft_has_a_mask_of_its_own() -> None:
+    c = Constraint(None, SamplingParams(min_new_tokens=4), {EOS}, (EOS,), marks(begun=True, budget=9))
+    assert not c.quick and c.accept(END) and c.quick
+    lines = np.zeros((3, mask_words(VOCAB)), dtype=np.int32)
+    c.allow_behind([5, 6, 7], [0, 1, 1], lines, 3)  # two behind the first
+    ends = [bool(line[EOS // 32] >> EOS % 32 & 1) for line in lines]
+    assert ends == [False, True, True]
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 6)), min_size=1, max_size=4),

@@ -115,6 +115,8 @@ def test_the_checkpoint_has_the_published_names(folder: Path, tmp_path: Path, mo
         (["--length", "-3"], "--length must be at least 1"),
         (["--prompts", "/nowhere"], "Cannot read /nowhere"),
         (["--prompts", "/dev/null"], "/dev/null is empty; write a prompt on each line."),
+        (["--output", "/dev/null"], "--output or --texts: [Errno 17] File exists: '/dev/null'."),
+        (["--output", "/tmp", "--texts", "/dev/null/texts"], "--output or --texts: [Errno 17]"),
     ],
 )
 def test_what_makes_no_sense_is_refused(more: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +148,7 @@ def test_what_the_command_asks_is_kept_with_what_the_model_says(
             return [{"output_ids": [7, 8]} for _ in input_ids]
 
     monkeypatch.setattr("bough.launch.engine.Engine", lambda **settings: nullcontext(Engine()))
+    monkeypatch.chdir(tmp_path)
     prompts, kept = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
     prompts.write_text("a bb\n\nccc\n")
     argv = ["train-draft", str(tmp_path), "--output", "x", "--prompts", str(prompts), "--texts", str(kept)]

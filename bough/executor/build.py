@@ -118,8 +118,6 @@ def build_executor(files: ModelFiles, settings: Settings, group: RankGroup = ALO
         return _build_synchronous(files, settings, names, group, device)
     torch.backends.cudnn.allow_tf32 = False  # float32 means float32, as in products of matrices
     if (config := resolve_config(files, settings)).vectors is not None or config.speech is not None:
-        if settings.lora.enable_lora or settings.speculative.speculative_algorithm is not None:
-            raise SettingsError("Embedding and speech models take no adapters and no drafts on a GPU.")
         return _build_synchronous(files, settings, names, group, device)
     from bough.executor.cuda_parts import build_cuda  # needs triton
     from bough.executor.warm_up import KernelMakers

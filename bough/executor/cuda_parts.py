@@ -337,8 +337,7 @@ def build_cuda(
     ).shared(loaded.group.minimum)
     own = {"late_plans": loaded.topology.pp_size == 1, "shares_reads": shares_reads(loaded, settings)}
     limits = limits_of(loaded, draft, settings, rows, chunk, shape, size, even_tokens=GPU_EVEN_TOKENS, **own)
-    weights = WeightStore(loaded, files, settings)
-    executor = assemble(loaded, settings, limits, graphs, weights, draft)
+    executor = assemble(loaded, settings, limits, graphs, WeightStore(loaded, files, settings), draft)
     return LoadedModel(executor, config, loaded.weight_bytes, loaded.load_s)
 
 

@@ -29,7 +29,7 @@ from bough.layers.weights import WeightSlot
 from bough.loader.load import check_weights
 from bough.loader.locate import ModelFiles
 from bough.loader.source import DummySource, NamedSource, TensorSource, WeightSource
-from bough.models.names import Stored, find_tensors
+from bough.models.names import Stored, find_tensors, module_names
 from bough.models.registry import FALLBACK, find_family
 
 T = TypeVar("T")
@@ -100,8 +100,7 @@ class LiveWeights:
             self._trainers.pop(name).close()
         timeout_s = self._parallel.dist_timeout / 4  # all ranks give up before the others take one that has for lost
         store = open_store(command.master_address, command.master_port, size, timeout_s)
-        rank = first + self._ranks.topology.rank
-        self._trainers[name] = WeightsGroup(store, name, rank, size, backend, timeout_s)
+        self._trainers[name] = WeightsGroup(store, name, first + self._ranks.topology.rank, size, backend, timeout_s)
         return f"The engine is ranks {first} to {first + ranks - 1} of {name}."
 
     def _leave(self, command: LeaveTrainer) -> str:
@@ -164,8 +163,8 @@ class LiveWeights:
     def _find(self, names: Sequence[str]) -> dict[str, Stored]:
         if not self._alike:
             raise RequestError("This model's GGUF has other numbers than safetensors; start the engine from those.")
-        family = find_family(self._loaded.config.architecture)
-        known = {} if family is FALLBACK else family.names(self._loaded.config)  # a trainer has the modules' own names
+        config, family = self._loaded.config, find_family(self._loaded.config.architecture)
+        known = {} if family is FALLBACK else module_names(family.names(config), config.moe)  # as trainers have them
         found = find_tensors(known, names, keep_others=True)
         if unknown := found.keys() - self._shapes.keys() - ({HEAD} if self._loaded.config.tied_embeddings else set()):
             raise RequestError(f"The model has no tensor {sorted(unknown)[0]!r}; use the names of its checkpoint.")
@@ -195,8 +194,7 @@ class LiveWeights:
     def _own_rows(self, command: ReadWeight, slots: Sequence[WeightSlot]) -> tuple[torch.Tensor, torch.Tensor]:
         """The first rows as far as this rank has them, and how often it has each value."""
         tied = command.name == HEAD and self._loaded.config.tied_embeddings
-        found = self._find(["model.embed_tokens.weight" if tied else command.name])
-        (name, at), *others = found.items()
+        (name, at), *others = self._find(["model.embed_tokens.weight" if tied else command.name]).items()
         if others or at != Stored(at.name):
             raise RequestError(f"{command.name} is kept in parts or in another order, which cannot be shown.")
         first, *width = self._shapes[name]
@@ -219,10 +217,9 @@ def _declared(command: ReceiveTensors) -> Tensors:
     if not len(set(names)) == len(names) == len(command.dtypes) == len(shapes):
         raise RequestError("names, dtypes and shapes must be of the same length, and each name another.", field="names")
     dtypes = [getattr(torch, given.removeprefix("torch."), None) for given in command.dtypes]
-    if wrong := [
-        given for given, dtype in zip(command.dtypes, dtypes, strict=True) if not isinstance(dtype, torch.dtype)
-    ]:
-        raise RequestError(f"{wrong[0]!r} is no number format of torch.", field="dtypes")
+    for given, dtype in zip(command.dtypes, dtypes, strict=True):
+        if not isinstance(dtype, torch.dtype):
+            raise RequestError(f"{given!r} is no number format of torch.", field="dtypes")
     try:
         of_each = zip(names, shapes, dtypes, strict=True)
         return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in of_each}

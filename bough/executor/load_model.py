@@ -89,9 +89,8 @@ def resolve_config(files: ModelFiles, settings: Settings) -> ModelConfig:
         raise SettingsError(text)
     _check_vectors(config, settings)
     unfit = settings.speculative.speculative_algorithm or settings.lora.enable_lora or settings.parallel.simulate_tp > 1
-    unfit = unfit or settings.parallel.replica_ranks > 1
-    unfit = unfit or settings.model.quantization not in ("auto", "none", *FOR_FLOATS)
-    if config.speech is not None and unfit:
+    plain = settings.model.quantization in ("auto", "none", *FOR_FLOATS)
+    if config.speech is not None and (unfit or settings.parallel.replica_ranks > 1 or not plain):
         raise SettingsError("Speech models run on one rank, without drafts, adapters and --quantization fp8.")
     if config.media is not None and not _has_encoder(config, config.media, settings):
         config = replace(config, media=None)
@@ -137,8 +136,8 @@ def _check_vectors(config: ModelConfig, settings: Settings) -> None:
         return
     if max(settings.parallel.replica_ranks, settings.parallel.simulate_tp) > 1:
         raise SettingsError("Models that give vectors run on one rank: leave out --tp-size and --pp-size.")
-    if settings.lora.enable_lora:
-        raise SettingsError("Models that give vectors take no adapters: leave out --enable-lora.")
+    if settings.lora.enable_lora or settings.speculative.speculative_algorithm is not None:
+        raise SettingsError("Models that give vectors take neither --enable-lora nor --speculative-algorithm.")
     most = settings.scheduler.max_prefill_tokens
     if not config.causal and most < config.context_length:
         text = f"An encoder computes a text in one step: raise --max-prefill-tokens ({most}) to its context"

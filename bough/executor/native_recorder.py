@@ -111,8 +111,9 @@ class Recorder:
             "mul": self._times,
             "index_select": self._at_positions,
             "layer_norm": self._layer_norm,
+            "linear": self._plain_linear,
             "gelu": lambda x, approximate="none": self._activate(x, "gelu" if approximate == "none" else "gelu_tanh"),
-            **{name: partial(self._activation, name) for name in ("silu", "relu", "square")},
+            **{of: lambda x, inplace=False, of=of: self._activate(x, of) for of in ("silu", "relu", "square")},
         }
 
     # ---- the beginning and the end
@@ -306,10 +307,10 @@ class Recorder:
         self._add("experts", *parts, *shape, self.place(x), *chosen, self.place(out), on_logits=on_logits)
         return out
 
-    def _add_gated(self, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    def _add_gated(self, a: torch.Tensor, b: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
         on_logits, size = self._on_logits(a), a.shape[1]
         out = self.rows(size, on_logits)
-        places = (self.place(a), self.place(b), self.place(x), self._address(gate))
+        places = (self.place(a), self.place(b), None if logits is None else self.place(logits))
         self._add("add_gated", *places, size, self.place(out), on_logits=on_logits)
         return out
 
@@ -326,7 +327,7 @@ class Recorder:
 
     def _plus(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if isinstance(b, torch.Tensor) and b.shape == a.shape:
-            return self._add_gated(a, b, a, None)
+            return self._add_gated(a, b)
         if not isinstance(b, torch.Tensor) or b.shape != a.shape[1:]:
             raise NotRecordedError("add")
         return self._scale_shift(a, 1.0, b)
@@ -349,6 +350,15 @@ class Recorder:
         self._add("take_rows", self._address(table), table.stride(0), table.shape[1], True, self.place(out))
         return out
 
+    def _plain_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if bias is not None or weight.is_meta:
+            raise NotRecordedError("linear")
+        (outputs, inputs), on_logits = weight.shape, self._on_logits(x)
+        out = self.rows(outputs, on_logits)
+        one_head = (self._address(weight), 0, 1, inputs, outputs, 0, False)
+        self._add("by_head", self.place(x), inputs, 0, *one_head, self.place(out), outputs, 0, on_logits=on_logits)
+        return out
+
     def _layer_norm(
         self,
         x: torch.Tensor,
@@ -361,9 +371,6 @@ class Recorder:
         settings = (self._address(weight), self._address(bias), eps, x.shape[1])
         self._add("layer_norm", self.place(x), *settings, self.place(out), on_logits=on_logits)
         return out
-
-    def _activation(self, name: str, x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-        return self._activate(x, name)
 
     # ---- the details
 

@@ -40,8 +40,7 @@ class Arena:
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """So many pinned elements."""
-        place = self._claim(count, dtype.itemsize)
-        return self._tensors[dtype][place]
+        return self._tensors[dtype][self._claim(count, dtype.itemsize)]
 
     def _claim(self, count: int, itemsize: int) -> slice:
         """Where so many elements of this size may stand; the memory may be another afterwards. What is used is rounded

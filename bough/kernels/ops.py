@@ -105,9 +105,9 @@ def softcap(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(logits.float() / cap).mul_(cap)
 
 
-def add_gated(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
-    """`a + b * sigmoid(x · gate)`, or `a + b` without a gate. Its weight is [hidden]."""
-    return a + b if gate is None else a + b * torch.nn.functional.linear(x, gate[None]).sigmoid()
+def add_gated(a: torch.Tensor, b: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
+    """`a + b * sigmoid(logits)`, or `a + b` without a gate."""
+    return a + b if logits is None else a + b * logits.sigmoid()
 
 
 def experts_by_logits(
@@ -150,7 +150,7 @@ class Ops:
     grow_queries_: Callable[[torch.Tensor, int, torch.Tensor, float, int, int], None] = grow_queries_
     take_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = take_rows
     softcap: Callable[[torch.Tensor, float], torch.Tensor] = softcap
-    add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
+    add_gated: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_gated
     latent_store_: Callable[..., None] = latent_store_
     index_store_: Callable[..., None] = index_store_
     causal_conv_: Callable[..., torch.Tensor] = causal_conv_

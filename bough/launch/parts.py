@@ -81,8 +81,7 @@ def end_ids(files: ModelFiles, config: ModelConfig, settings: ModelSettings) -> 
     if files.gguf is not None or files.generation_config is not None or files.tokenizer is None:
         return config.eos_token_ids
     tokenizer = open_tokenizer(files, settings)
-    extra = () if tokenizer is None else tokenizer.eos_ids
-    return tuple(sorted({*config.eos_token_ids, *extra}))
+    return tuple(sorted({*config.eos_token_ids, *(() if tokenizer is None else tokenizer.eos_ids)}))
 
 
 def _gguf_metadata(path: Path) -> dict[str, Any]:
@@ -100,7 +99,9 @@ def adapter_paths(given: str | None) -> list[tuple[str, str, bool]]:
         for word in words:
             each = json.loads(word) if isinstance(word, str) and word.startswith("{") else word
             if isinstance(each, str):
-                each = {"lora_name": each.rpartition("=")[0], "lora_path": each.rpartition("=")[2]}
+                # Folders may have the sign, too: lr=1e-4.
+                name, _, path = each.partition("=") if "=" in each and each[0] not in "/.~" else ("", "", each)
+                each = {"lora_name": name, "lora_path": path}
             path = str(each["lora_path"])
             found.append((str(each.get("lora_name") or path), path, bool(each.get("pinned"))))
     except (ValueError, TypeError, AttributeError, KeyError):

@@ -8,7 +8,7 @@ compute with which slot. Without such tokens a layer does what it would do witho
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,18 +54,19 @@ class ThinMatrices:
         self._down, self._up, self.ranks = (torch.empty(0, device=placement.device) for _ in range(3))
         self.prefix, self.rank = "", 0  # for which there is memory
 
-    def matrices(self) -> dict[str, tuple[slice, tuple[slice, ...]]]:
-        """By name: which outputs are theirs, and which rows and columns of the whole matrices are here."""
-        return {self.prefix + part.name: (band, (*part.index, WHOLE)) for part, band in bands(self._parts)}
+    def matrices(self) -> list[tuple[str, slice, tuple[slice, ...]]]:
+        """Of each the name, which outputs are its own, and which rows and columns of the whole matrix are here. One
+        whose results are keys and values stands there twice."""
+        return [(self.prefix + part.name, band, (*part.index, WHOLE)) for part, band in bands(self._parts)]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Outputs and inputs of each, and how many experts have one."""
         more = (self._experts,) if self._experts else ()
-        return {name: (band.stop - band.start, self._inputs, *more) for name, (band, _) in self.matrices().items()}
+        return {name: (band.stop - band.start, self._inputs, *more) for name, band, _ in self.matrices()}
 
     def named_in(self, names: Collection[str]) -> bool:
         """Whether something here has one of these names or ends of names, or `all` is one of them."""
-        return "all" in names or any(name in names or name.rpartition(".")[2] in names for name in self.matrices())
+        return "all" in names or any(name in names or name.rpartition(".")[2] in names for name in self.shapes())
 
     def reserve(self, slots: int, rank: int) -> None:
         """Takes memory for matrices of this rank, and moves there what the slots hold."""
@@ -79,7 +80,7 @@ class ThinMatrices:
 
     def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
         """Copies what the adapter has for these matrices, and yields their ranks."""
-        for number, (name, (band, _)) in enumerate(self.matrices().items()):
+        for number, (name, band, _) in enumerate(self.matrices()):
             down, up = adapter.get(name, (self._down[slot, :, number, :0], self._up[slot, :, band, :0]))
             rank = down.shape[-2]
             self._down[slot, :, number, :rank].copy_(down, non_blocking=True)
@@ -94,6 +95,11 @@ class ThinMatrices:
     def add_(self, product: torch.Tensor, x: torch.Tensor, rows: GroupedRows) -> None:
         if self.rank:
             self._placement.ops.lora_(product, x, self.stack, rows)
+
+    def add_step_(self, product: torch.Tensor, x: torch.Tensor, ctx: ForwardContext) -> None:
+        """The same for the tokens of a step, if any has an adapter."""
+        if ctx.adapters is not None:
+            self.add_(product, x, ctx.adapters.among(len(x), ctx.logits_indices))
 
     def add_columns_(self, product: torch.Tensor, columns: torch.Tensor, scale: float, rows: GroupedRows) -> None:
         """The same for rows of inputs that are 0 but for one, the column, where they are `scale`."""
@@ -114,7 +120,7 @@ class PackedThin(ThinMatrices):
 
     def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
         self._held[slot], thin = adapter, self.packed.thin[slot]
-        for number, name in enumerate(self.matrices()):
+        for number, (name, *_) in enumerate(self.matrices()):
             both = adapter.get(name, ())
             for column, tiles in enumerate(both):  # of one expert behind those of the other
                 thin[:, number, column] = tiles.data_ptr() + np.arange(len(thin)) * (tiles.nbytes // len(thin))
@@ -169,7 +175,7 @@ class AdapterSlots:
     def _make_experts(
         self, make: ExpertsMaker, hidden_size: int, moe: MoEConfig, placement: Placement
     ) -> ExpertWeights:
-        if moe.beside_mlp:  # whose router has a norm of its own; these cannot be changed
+        if moe.latent_size:  # the router reads what is wider; these cannot be changed
             return make(hidden_size, moe, placement)
         alone = replace(moe, shared_size=0)  # those that every token passes are then a layer of their own
         thin = partial(self._thin, placement=placement)
@@ -187,7 +193,7 @@ class AdapterSlots:
     def share(self, adapter: Adapter) -> Adapter:
         """This rank's part of an adapter for the whole model, cut as its matrices are: of `up` the outputs, of `down`
         the inputs that are here. Every rank of a stage has all of the model's ends that the stage has."""
-        cuts = {name: index for thin in self._all() for name, (_, index) in thin.matrices().items()}
+        cuts = {name: index for thin in self._all() for name, _, index in thin.matrices()}
         here = {name: both for name, both in adapter.items() if name in cuts}
         return {name: (down[..., cuts[name][1]], up[..., cuts[name][0], :]) for name, (down, up) in here.items()}
 
@@ -229,13 +235,11 @@ class AdaptedWeight(LinearWeight):
         product = self._weight.linear(x, ctx)
         if ctx.adapters is not None:
             x = x if isinstance(x, torch.Tensor) else x.dequantize().to(product.dtype)
-            self._thin.add_(product, x, ctx.adapters.among(len(x), ctx.logits_indices))
+            self._thin.add_step_(product, x, ctx)
         return product
 
     def after_norm(self, inputs: NormedSum, ctx: ForwardContext) -> WithSum:
-        if ctx.adapters is None:
-            return self._weight.after_norm(inputs, ctx)
-        return super().after_norm(inputs, ctx)
+        return self._weight.after_norm(inputs, ctx) if ctx.adapters is None else super().after_norm(inputs, ctx)
 
     def gated_after_norm(self, inputs: NormedSum, activation: Activation, gate: Gate, ctx: ForwardContext) -> GatedRows:
         if ctx.adapters is None:
@@ -253,7 +257,7 @@ class AdaptedWeight(LinearWeight):
 
 
 class AdaptedExperts(ExpertWeights):
-    """The experts of a layer, and what each slot adds to them and to the router that chooses them."""
+    """The experts of a layer, and what each slot adds to them, to their router, and to the gate of shared ones."""
 
     has_shared = False
 
@@ -266,25 +270,45 @@ class AdaptedExperts(ExpertWeights):
         parts = [Part(name, inner, (held,)) for name in moe.inputs]
         self._gate_up = thin(hidden_size, parts, experts=moe.experts)
         self._down = thin(inner, [Part("down_proj", hidden_size, (WHOLE, held))], experts=moe.experts)
-        self._router = thin(hidden_size, [Part("gate", moe.experts, (WHOLE,))])
-        self.thin = [self._gate_up, self._down, self._router]
+        self.router = thin(hidden_size, [Part("gate", moe.experts, (WHOLE,))])
+        self.shared_gate = thin(hidden_size, [Part("shared_expert_gate", 1, (WHOLE,))])
+        self.thin = [self._gate_up, self._down, self.router]
         if isinstance(weight, PackedExperts):  # whose operation does it all
             weight.adapters = [cast(PackedThin, thin).packed for thin in self.thin]
+        self.thin += [self.shared_gate] * moe.shared_gate
 
     def __call__(self, x: torch.Tensor, router: Router, activation: Activation, ctx: ForwardContext) -> torch.Tensor:
-        if ctx.adapters is None or not self._changed(ctx):
+        if not self._changed(ctx):
             return self._weight(x, router, activation, ctx)
-        rows, kept, sums = ctx.adapters.among(len(x), ctx.logits_indices), cast(MatrixExperts, self._weight), []
         logits = self._ops.router_logits(x, router.weight)
         if router.logit_bias is not None:
             logits = logits + router.logit_bias
-        self._router.add_(logits, x, rows)
+        self.router.add_step_(logits, x, ctx)
+        return self._by_changed(x, logits, ctx, router.bias, activation)
+
+    def by_logits(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        scale: torch.Tensor | None,
+        activation: Activation,
+        ctx: ForwardContext,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not self._changed(ctx):
+            return self._weight.by_logits(x, logits, scale, activation, ctx, bias)
+        return self._by_changed(x, logits, ctx, bias, activation, scale)
+
+    def _by_changed(
+        self, x: torch.Tensor, logits: torch.Tensor, ctx: ForwardContext, bias: torch.Tensor | None, *rest: Any
+    ) -> torch.Tensor:
+        assert ctx.adapters is not None
+        rows, kept, sums = ctx.adapters.among(len(x), ctx.logits_indices), cast(MatrixExperts, self._weight), []
         for tokens, own, slots in zip(
             *(torch.split(each, MOST_TOKENS) for each in (x, logits, rows.slots)), strict=True
         ):
-            changed = PairAdapters(self._gate_up.stack, self._down.stack, slots)
-            rest = (kept.moe, kept.matrices._replace(adapted=changed), activation)
-            sums.append(self._ops.experts_by_logits(tokens, own, router.bias, *rest))
+            matrices = kept.matrices._replace(adapted=PairAdapters(self._gate_up.stack, self._down.stack, slots))
+            sums.append(self._ops.experts_by_logits(tokens, own, bias, kept.moe, matrices, *rest))
         return sums[0] if len(sums) == 1 else torch.cat(sums)
 
     def after_norm(self, inputs: NormedSum, router: Router, activation: Activation, ctx: ForwardContext) -> WithNorm:
@@ -293,13 +317,12 @@ class AdaptedExperts(ExpertWeights):
         return super().after_norm(inputs, router, activation, ctx)
 
     def _changed(self, ctx: ForwardContext) -> bool:
-        if isinstance(self._weight, PackedExperts):
-            return False
-        return ctx.adapters is not None and any(thin.rank for thin in self.thin)
+        packed = isinstance(self._weight, PackedExperts)
+        return ctx.adapters is not None and not packed and any(thin.rank for thin in self.thin)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         self._gate_up.prefix = self._down.prefix = prefix
-        self._router.prefix = prefix.removesuffix("experts.")
+        self.router.prefix = self.shared_gate.prefix = prefix.removesuffix("experts.")
         yield from self._weight.slots(prefix)
 
 

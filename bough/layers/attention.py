@@ -32,15 +32,13 @@ class SelfAttention(Products):
         kv_heads = placement.topology.kv_slice_of(all_kv_heads)
         query = Columns("q_proj", features(query_heads, head_dim))
         key = Columns("k_proj", features(kv_heads, head_dim))
-        keys_as_values = config.full_keys_as_values and not config.slides(layer)
-        value = key if keys_as_values else Columns("v_proj", key.held)
+        value = key if config.full_keys_as_values and not config.slides(layer) else Columns("v_proj", key.held)
         self._shares = config.causal and source != layer  # another layer's keys and values: it has queries alone
         columns = (query,) if self._shares else (query, key, value)
         self._qkv = ColumnLinear(inputs, columns, config.qkv_bias, placement)
         self._gate: ColumnLinear | None = None
         if config.attention_gate:
-            gate = Columns("gate_proj", query.held)
-            self._gate = ColumnLinear(inputs, (gate,), config.qkv_bias, placement)
+            self._gate = ColumnLinear(inputs, (Columns("gate_proj", query.held),), config.qkv_bias, placement)
         self._output = RowLinear("o_proj", query.held, config.hidden_size, config.output_bias, placement)
         self._norms: tuple[RmsNorm, RmsNorm] | None = None
         if config.qk_norm:
@@ -84,8 +82,7 @@ class SelfAttention(Products):
         normalises = config.value_norm and not self._shares
         self._value_weight = torch.ones_like(placement.empty(head_dim)) if normalises else None
         # Kernels rotate whole heads, by one position, after norms of single heads.
-        usual = not (config.qk_norm_whole or config.qk_norm_last)
-        self._has_kernels = usual and rope.cos.shape[1] * 2 == head_dim
+        self._has_kernels = rope.cos.shape[1] * 2 == head_dim and not (config.qk_norm_whole or config.qk_norm_last)
         self._norm_rope_store_ = placement.ops.norm_rope_store_
         self._axes = rope.axes
         if not self._has_kernels:

@@ -1,7 +1,8 @@
 """The feed-forward part of a block: an MLP, with a gate or without, or a mixture of experts, which has a router, the
 experts that it chooses among, and those that every token passes.
 
-The inner width of an MLP, and of each expert, is shared among ranks; the router is on every rank.
+Each is a block over the norm of x + residual, and returns the result and that sum. The inner width of an MLP, and of
+each expert, is shared among ranks; the router is on every rank.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from bough.core.model_config import ModelConfig, MoEConfig
 from bough.distributed.group import ALONE, AttentionGroup
 from bough.kernels.activation.reference import PLAIN
 from bough.kernels.ops import Activation, NormedSum, Router, WithSum
+from bough.layers.adapters import AdaptedExperts
 from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
 from bough.layers.norm import Inputs, make_norm
 from bough.layers.placement import Placement
@@ -38,7 +40,6 @@ class GatedMLP(Products):
         self.activation: Activation = "gelu_tanh" if config.activation == "gelu" else config.activation
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
-        """The block over the norm of x + residual; returns the result and that sum."""
         if self._exact:
             inner, total = self._gate_up.after(inputs, ctx)
             gate, up = inner.chunk(2, dim=-1)
@@ -57,7 +58,6 @@ class PlainMLP(Products):
         self._activate = PLAIN[config.activation]
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
-        """The block over the norm of x + residual; returns the result and that sum."""
         inner, total = self._up.after(inputs, ctx)
         return self._down(self._activate(inner), ctx), total
 
@@ -69,7 +69,6 @@ class MoE:
         if config.activation not in ("silu", "gelu_tanh", "relu2") or moe.gated == (config.activation == "relu2"):
             which = "with gates have the activation silu or gelu_tanh" if moe.gated else "without gates have relu2"
             raise ModelError(f"Experts {which} here, not {config.activation}.")
-        self._moe = moe
         self._activation = config.activation
         bias = placement.empty(moe.experts).float() if moe.correction_bias else None
         logit_bias = placement.empty(moe.experts) if moe.biases else None
@@ -77,17 +76,14 @@ class MoE:
         hidden, latent = config.hidden_size, moe.latent_size
         self._experts = placement.make_experts(latent or hidden, moe, placement)
         self._latents = (placement.empty(latent, hidden), placement.empty(hidden, latent)) if latent else None
-        # One exchange between ranks for routed and shared experts together.
-        alone = replace(placement, ranks=ALONE)
-        self._all_reduce = placement.ranks.all_reduce
+        self._all_reduce = placement.ranks.all_reduce  # one exchange for routed and shared experts together
         apart = moe.shared_size and not self._experts.has_shared
         kind: type[GatedMLP] | type[PlainMLP] = GatedMLP if moe.gated else PlainMLP
-        self._shared = kind(config, alone, moe.shared_size) if apart else None
+        self._shared = kind(config, replace(placement, ranks=ALONE), moe.shared_size) if apart else None
         self._ops = placement.ops
-        self._shared_gate = placement.empty(config.hidden_size) if moe.shared_gate else None
+        self._shared_gate = placement.empty(1, hidden) if moe.shared_gate else None
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
-        """The block over the norm of x + residual; returns the result and that sum."""
         x, residual, norm = inputs
         if norm.rms is not None and self._latents is None:
             summed = NormedSum(x, residual, norm.rms)
@@ -97,7 +93,10 @@ class MoE:
             out = self._routed(normed, ctx)
         if self._shared is not None:
             shared = self._shared(Inputs(normed), ctx)[0]
-            out = self._ops.add_gated(out, shared, normed, self._shared_gate)
+            logits = None if self._shared_gate is None else F.linear(normed, self._shared_gate)
+            if logits is not None and isinstance(self._experts, AdaptedExperts):
+                self._experts.shared_gate.add_step_(logits, normed, ctx)
+            out = self._ops.add_gated(out, shared, logits)
         return self._all_reduce(out), total
 
     def _routed(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -119,7 +118,7 @@ class MoE:
         if self._shared is not None:
             yield from self._shared.slots(f"{prefix}shared_experts.")
         if self._shared_gate is not None:
-            yield WeightSlot(f"{prefix}shared_expert_gate.weight", self._shared_gate)
+            yield WeightSlot(f"{prefix}shared_expert_gate.weight", self._shared_gate[0])
 
 
 class ExpertsBesideMLP:
@@ -136,10 +135,12 @@ class ExpertsBesideMLP:
         self._all_reduce, self._linear = placement.ranks.all_reduce, placement.ops.linear
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
-        """The block over the norm of x + residual; returns the result and that sum."""
         out, total = self._mlp(inputs, ctx)
         normed, routed = (self._norms[name](total, None, ctx)[0] for name in ("experts_input_norm", "router_norm"))
-        logits = self._linear(routed, self._router, None).float() * routed.shape[1] ** -0.5
+        logits = self._linear(routed, self._router, None)
+        if isinstance(self._experts, AdaptedExperts):
+            self._experts.router.add_step_(logits, routed, ctx)
+        logits = logits.float() * routed.shape[1] ** -0.5
         found = self._experts.by_logits(normed, logits, self._expert_scale, self._activation, ctx)
         found = self._norms["experts_norm"](self._all_reduce(found), None, ctx)[0]
         return self._norms["mlp_norm"](out, None, ctx)[0] + found, total
@@ -159,7 +160,6 @@ class AcrossGroups:
         self._block, self._group = block, group
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
-        """The block over the norm of x + residual; returns the result and that sum."""
         total = inputs.x if inputs.residual is None else inputs.x + inputs.residual
         assert self._group is not None, "shapes alone compute nothing"
         out = self._block(Inputs(self._group.gather_rows(total), None, inputs.norm), ctx)[0]

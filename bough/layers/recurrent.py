@@ -182,8 +182,7 @@ class GatedDeltaNet(RecurrentLayer):
     def _mix(self, parts: tuple[torch.Tensor, ...], ctx: ForwardContext) -> torch.Tensor:
         qkv, z, b, a = parts
         convolved = torch.split(self._convolve(qkv, ctx), self._widths, dim=1)
-        decay = self._rates * F.softplus(a + self._dt_bias)
-        found = self._recur(convolved, decay, b.sigmoid(), ctx)
+        found = self._recur(convolved, self._rates * F.softplus(a + self._dt_bias), b.sigmoid(), ctx)
         return self._norm(found, None, ctx)[0].flatten(1) * F.silu(z)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:

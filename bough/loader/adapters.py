@@ -27,7 +27,7 @@ from bough.kernels.lora.reference import MAX_RANK
 from bough.layers.adapters import Adapter
 from bough.loader.locate import there
 from bough.loader.source import SafetensorsSource
-from bough.models.names import find_tensors, fused_experts, nested
+from bough.models.names import find_tensors, module_names
 from bough.models.registry import find_family
 
 PATTERNS_S = 10.0  # for the patterns of an adapter
@@ -39,11 +39,11 @@ OWN_WEIGHT = ".base_layer.weight"  # the model's: PEFT saves it beside adapters 
 # Fields of the configuration that ask for something that is not done here; `use_dora` is DoRA.
 REFUSED = (
     "use_dora", "modules_to_save", "lora_bias", "layer_replication", "trainable_token_indices",
-    "use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying",
+    "use_qalora", "alora_invocation_tokens", "arrow_config", "ensure_weight_tying", "use_bdlora", "kasa_config",
 )  # fmt: skip
 PARAMETERS = (".experts.gate_up_proj", ".experts.down_proj")  # of all experts of a layer
 Thin = tuple[torch.Tensor, torch.Tensor]
-CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq")  # ways to begin a training that change the model itself, too
+CHANGE_WEIGHTS = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways to begin that change the model itself, too
 
 
 def read_adapter(
@@ -63,10 +63,7 @@ def read_adapter(
             raise ModelError(f"{files[1]}: {name!r} cannot be used; only lora_A and lora_B can.")
         sides.setdefault(match["module"], {})[match["side"]] = name
     sides = {_parameter(module, sides, given): each for module, each in sides.items()}
-    names, targets = find_family(config.architecture).names(config), target_names(settings)
-    if config.moe is not None:  # as Transformers has them, also of checkpoints that have them one by one
-        for block in ("mlp", "block_sparse_moe", "feed_forward"):
-            names = {**nested(fused_experts(f"model.layers.*.{block}.experts", config.moe)), **names}
+    names, targets = module_names(find_family(config.architecture).names(config), config.moe), target_names(settings)
     due_s = time.monotonic() + PATTERNS_S
     read = functools.lru_cache(2)(lambda name: source.read(name).float())
     stored = [module if module.endswith(PARAMETERS) else f"{module}.weight" for module in sides]
@@ -75,7 +72,7 @@ def read_adapter(
         if match := EXPERT.fullmatch(ours):
             ours, expert = match["experts"] + match["part"], int(match["number"])
         outputs, inputs, *experts = shapes.get(ours, (0, 0))
-        if ours not in shapes or at.parts or (at.plane is not None and not experts):
+        if ours not in shapes:
             raise ModelError(
                 f"{folder} changes {module!r}, which adapters cannot change here; linear layers, the embedding, the "
                 "head and, without --ep-size, experts can be changed. Train it for those, or merge it."
@@ -86,7 +83,7 @@ def read_adapter(
             raise ModelError(f"{folder}: of {module!r} only lora_{''.join(sides[module])} is there; fetch it again.")
         down, up = (read(sides[module][side]) for side in "AB")
         form = [*up.shape], [*down.shape]
-        if at.plane is not None and len(down) % experts[0] == up.shape[1] % experts[0] == 0:
+        if at.plane is not None and experts and len(down) % experts[0] == up.shape[1] % experts[0] == 0:
             down, up = down.view(experts[0], -1, form[1][1])[at.plane], up.view(len(up), -1, experts[0])[..., at.plane]
             if down.shape[1] != inputs == len(up):  # which comes first in the parameter is up to PEFT's version
                 down, up = up.T, down.T
@@ -159,6 +156,5 @@ def _scale(given: Mapping[str, Any], module: str, rank: int, due_s: float) -> fl
         left_s = max(0.0, min(1.0, due_s - time.monotonic()))
         return _compiled(rf"(.*\.)?({pattern})$").match(module, timeout=left_s, concurrent=True)
 
-    own = (patterns[each] for each in patterns if match(each))
-    alpha = float(next(own, given.get("lora_alpha", 8)))
+    alpha = float(next((patterns[each] for each in patterns if match(each)), given.get("lora_alpha", 8)))
     return alpha / (math.sqrt(rank) if given.get("use_rslora") else rank)

@@ -150,8 +150,7 @@ class PatchProduct(torch.nn.Conv3d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.shape[2:] != self.kernel_size:
             return super().forward(input)
-        found = linear(input.flatten(1), self.weight.flatten(1), self.bias)
-        return found[:, :, None, None, None]
+        return linear(input.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None, None]
 
 
 def hear(model: Any, input_features: torch.Tensor, **masks: torch.Tensor) -> Any:
@@ -189,8 +188,7 @@ def packed_attention(
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
     known = [each for each in (max_length_q, max_seqlen) if isinstance(each, int)]
     longest = known[0] if known else longest_of(cu_seq_lens_q)
-    found = cast(torch.Tensor, varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest))
-    return found[None], None
+    return cast(torch.Tensor, varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, longest, longest))[None], None
 
 
 @lru_cache(maxsize=4)  # the same for many layers, and reading it waits for the device

@@ -167,8 +167,7 @@ class GgufSource(WeightSource):
     def read(self, name: str, index: Index = ()) -> torch.Tensor:
         info = self._file.tensors[name]
         rows, columns = self._cut(info, index)
-        numbers = dequantize(rows.reshape(-1, rows.shape[-1]), info.kind)
-        return numbers.view(*rows.shape[:-1], -1)[..., columns]
+        return dequantize(rows.reshape(-1, rows.shape[-1]), info.kind).view(*rows.shape[:-1], -1)[..., columns]
 
     def read_stored(self, name: str, index: Index = ()) -> StoredRows:
         info = self._file.tensors[name]

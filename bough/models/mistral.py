@@ -55,8 +55,7 @@ class Mixtral(Mistral):
                 raise ModelError(f"{section.where}: {unread} is not supported; use the model's Hugging Face files.")
             stated = {field: section.values[name] for name, field in STATED.items() if name in section.values}
             config = Fields(config.where, {**config.values, **stated, "moe": None})
-        moe = read_moe(config, **MIXTRAL_SIZES)
-        return {**super().fields(config), "moe": moe}
+        return {**super().fields(config), "moe": read_moe(config, **MIXTRAL_SIZES)}
 
     def names(self, config: ModelConfig) -> Names:
         return {**super().names(config), **block_sparse_names(), **block_sparse_names("layers.*.feed_forward")}

@@ -175,6 +175,14 @@ def nested(names: Names) -> Names:
     return {prefix + name: pieces for prefix in ("model.", *prefixes) for name, pieces in inner.items()} | dict(NESTED)
 
 
+def module_names(names: Names, moe: MoEConfig | None) -> Names:
+    """The same, and as Transformers' modules have experts, also those of checkpoints that have them one by one."""
+    if moe is not None:
+        for block in ("mlp", "block_sparse_moe", "feed_forward"):
+            names = {**nested(fused_experts(f"model.layers.*.{block}.experts", moe)), **names}
+    return names
+
+
 GGUF_MODULES = table_beside(__file__, "gguf_modules.toml")  # llama.cpp's names of modules, and the model's
 # Of models with norms before and after attention and MLP, and of those whose gates stand in one matrix with the ups.
 GGUF_SANDWICH = {"blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm"}

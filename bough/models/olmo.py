@@ -24,14 +24,12 @@ class Olmo2(ModelFamily):
 class Olmo3(Olmo2):
     def fields(self, config: Fields) -> dict[str, Any]:
         local = read_local_rope(config.renamed({"rope_theta": "rope_local_base_freq"}))
-        windows = window_fields(config, lambda layer: (layer + 1) % 4 != 0)
-        return {"local_rope": local, **windows}
+        return {"local_rope": local, **window_fields(config, lambda layer: (layer + 1) % 4 != 0)}
 
 
 class Olmoe(ModelFamily):
     def fields(self, config: Fields) -> dict[str, Any]:
-        moe = read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))
-        return {"moe": moe}
+        return {"moe": read_moe(config, size="intermediate_size", renormalise=config.boolean("norm_topk_prob"))}
 
 
 class Exaone4(ModelFamily):

@@ -167,8 +167,7 @@ def build_model(
     if packed_ops is not None:
         weight = functools.partial(PackedLinear, quantization=quantization)
         packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
-        own_experts = functools.partial(PackedExperts, quantization=quantization)
-        makers: Makers = weight, packed_table, own_experts
+        makers: Makers = weight, packed_table, functools.partial(PackedExperts, quantization=quantization)
         makers = makers if adapters is None else adapters.over(*makers)
         placement = Placement(topology, dtype, device, ranks, packed_ops, *makers)
     else:

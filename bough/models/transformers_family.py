@@ -125,8 +125,7 @@ def transformers_source(path: str) -> str:
 
 def writers() -> list[tuple[str, str]]:
     """Model types and their classes that write text, those with encoders last."""
-    found = re.findall(WRITER, transformers_source(MODEL_LIST))
-    return sorted(found, key=lambda pair: pair[1].endswith(MULTIMODAL))
+    return sorted(re.findall(WRITER, transformers_source(MODEL_LIST)), key=lambda pair: pair[1].endswith(MULTIMODAL))
 
 
 def usual_fields(model_type: str) -> dict[str, Any]:

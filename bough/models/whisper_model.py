@@ -34,8 +34,7 @@ class HearingAttention(Products):
 
     def hear(self, encoded: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """Keys and values [2, heads, positions, head_dim] of the encoder's output [positions, hidden_size]."""
-        both = self._heard(encoded, ctx)
-        return both.view(len(encoded), 2, self._heads, -1).permute(1, 2, 0, 3).contiguous()
+        return self._heard(encoded, ctx).view(len(encoded), 2, self._heads, -1).permute(1, 2, 0, 3).contiguous()
 
     def within(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """All positions of a window attend to all."""

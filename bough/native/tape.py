@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
     "softcap": (Address, Size, Float),
     "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, Float, *[Address] * 6),
     "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 5),
-    "add_gated": (*[Address] * 4, Size, Address),
+    "add_gated": (*[Address] * 3, Size, Address),
     "layer_norm": (*[Address] * 3, Float, Size, Address),
     "scale_shift": (Address, Float, Address, Size, Address),
     "grow_queries": (Address, Size, Size, Float, Size, Size),

@@ -40,8 +40,7 @@ class VocabularyLines:
 
     def scatter(self, rows: IntArray, tokens: IntArray, values: Tensor) -> None:
         """Sets `values[i]` at token `tokens[i]` of row `rows[i]`; no pair may stand twice."""
-        flat = self._flat(rows, tokens)
-        self.tensor.view(-1).index_copy_(0, flat, values)
+        self.tensor.view(-1).index_copy_(0, self._flat(rows, tokens), values)
 
     def add_ones(self, rows: IntArray, tokens: IntArray) -> None:
         """Counts token `tokens[i]` of row `rows[i]`; a pair may stand many times."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from bough.core.control import LoadAdapter, PlaceAdapter
 from bough.core.errors import ResourceError
@@ -62,7 +63,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def train(folder: Path, kinds: list[dict[str, Any]], **config: Any) -> Trained:
-    base = write_checkpoint(folder / "base", 1, **config)
+    return train_on(write_checkpoint(folder / "base", 1, **config), kinds)
+
+
+def train_on(base: Path, kinds: list[dict[str, Any]]) -> Trained:
+    folder = base.parent
     adapters = [write_adapter(folder / f"a{n}", base, n, **kind) for n, kind in enumerate(kinds)]
     models = [base, *(merge(base, path, folder / f"{path.name}-merged") for path in adapters)]
     flags = {"dtype": "float32", "attention_backend": "torch", "max_total_tokens": 1024}
@@ -159,6 +164,28 @@ def test_adapters_of_experts_and_of_the_ends_give_the_tokens_of_merged_weights(
     check(bench, trained, 0)
     used = [bool(graphs._uses) for graphs in (executor._adapted_graphs, executor._adapted_mixed_graphs)]
     assert used == [captured] * 2
+    executor.close()
+
+
+@pytest.mark.slow
+def test_adapters_of_what_scales_shared_experts_give_the_tokens_of_merged_weights(
+    tmp_path: Path, load: Callable[..., tuple[LoadedWeights, Settings]]
+) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": 48}
+    sizes |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.Qwen2MoeConfig(**sizes, shared_expert_intermediate_size=32, vocab_size=128)
+    torch.manual_seed(1)
+    model = transformers.Qwen2MoeForCausalLM(config)
+    for weight in (each for each in model.parameters() if each.dim() > 1):
+        weight.data.normal_(0, 0.3)
+    model.save_pretrained(tmp_path / "base")
+    kinds: list[dict[str, Any]] = [
+        {"modules": ("shared_expert_gate", "shared_expert.up_proj"), "strength": 1.0},
+        {"modules": ("shared_expert_gate",), "rank": 20, "strength": 2.0},
+    ]
+    trained = train_on(tmp_path / "base", kinds)
+    executor = build(*load(2, trained.base), GraphSizes())
+    check(bench_of(executor, trained, 2), trained, 0)
     executor.close()
 
 

@@ -22,6 +22,7 @@ from bough.distributed.cuda_ipc import shared_handles
 from bough.executor.build import build_executor
 from bough.loader.locate import locate
 from bough.native.library import load_library
+from bough.rl import shared_tensors
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.cuda_ipc import FakeIpc
 from tests.fakes.one_row import tokens_of
@@ -241,5 +242,33 @@ def test_tensors_that_hold_several_of_the_models_are_cut(make: Make, tmp_path: P
     assert tokens_of(executor) == tokens_of(wanted)
     with pytest.raises(RequestError, match="kept in parts"):
         rows_of(executor, "model.layers.0.self_attn.qkv_proj.weight")
+    executor.close()
+    wanted.close()
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral", "DeepseekV3"])
+def test_a_trainers_modules_have_the_experts_of_a_layer_in_one_tensor(make: Make, tmp_path: Path, family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
+        "num_key_value_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "n_group": 1,
+        "topk_group": 1, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+        "first_k_dense_replace": 1, "q_lora_rank": None,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    for seed, name in enumerate(("first", "second")):
+        torch.manual_seed(seed)
+        trainer = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for weight in (each for each in trainer.parameters() if each.dim() > 1):
+            weight.data.normal_(0, 0.2)
+        trainer.save_pretrained(tmp_path / name)
+    tensors = trainer.state_dict()
+    assert any(name.endswith(".mlp.experts.gate_up_proj") for name in tensors)
+    executor, wanted = make(tmp_path / "first"), make(tmp_path / "second")
+    assert tokens_of(executor) != tokens_of(wanted)
+    with shared_tensors(tensors) as path:
+        take(executor, Path(path))
+    assert tokens_of(executor) == tokens_of(wanted)
     executor.close()
     wanted.close()

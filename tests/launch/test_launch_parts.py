@@ -101,6 +101,8 @@ def test_ranks_that_the_model_has_no_parts_for_are_refused_at_once(tmp_path: Pat
         (None, []),
         ("sql=/a/sql", [("sql", "/a/sql", False)]),
         ("/a/sql", [("/a/sql", "/a/sql", False)]),
+        ("sql=/runs/lr=1e-4/last", [("sql", "/runs/lr=1e-4/last", False)]),
+        ("/runs/lr=1e-4/last", [("/runs/lr=1e-4/last", "/runs/lr=1e-4/last", False)]),
         ('{"lora_name": "sql", "lora_path": "/a", "pinned": true}', [("sql", "/a", True)]),
         ('["x=/a", {"lora_name": "y", "lora_path": "/b"}]', [("x", "/a", False), ("y", "/b", False)]),
     ],

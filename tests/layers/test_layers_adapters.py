@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -53,3 +53,19 @@ def test_slots_keep_what_they_hold_when_they_grow_and_rows_may_be_quantised() ->
         assert product[0, :3] == pytest.approx(small[1] @ small[0] @ x[0], rel=near, abs=10 * near)
         assert product[2, 3:] == pytest.approx(large[1] @ large[0] @ x[2], rel=near, abs=10 * near)
         assert not product[0, 3:].any() and not product[1].any() and not product[2, :3].any()
+
+
+def test_a_matrix_whose_results_are_keys_and_values_is_changed_for_both() -> None:
+    slots, nothing = AdapterSlots(2), cast(Any, Nothing)
+    make: Any = slots.over(nothing, nothing, nothing)[0]
+    parts = [Part("q", 1, (slice(0, 1),)), *[Part("k", 2, (slice(0, 2),))] * 2]
+    weight = make(8, parts, False, placed(Topology(), torch.float32, torch.device("cpu")))
+    assert list(weight.slots("layer.")) == [] and slots.shapes() == {"layer.q": (1, 8), "layer.k": (2, 8)}
+    torch.manual_seed(0)
+    down, up, x = torch.randn(4, 8), torch.randn(2, 4), torch.randn(3, 8)
+    slots.reserve(4)
+    slots.place(2, {"layer.k": (down, up)})
+    ctx = ForwardContext(NONE, NONE, NONE, adapters=adapter_rows(np.array([2, 0, 2]), np.array([2])))
+    expected = x @ down.T @ up.T
+    expected[1] = 0
+    torch.testing.assert_close(weight.linear(x, ctx), torch.cat((torch.zeros(3, 1), expected, expected), dim=1))

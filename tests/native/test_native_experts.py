@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bough.core.model_config import MoEConfig
-from bough.executor.native_recorder import Recorder
+from bough.executor.native_recorder import Recorder, Recording
 from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts.reference import experts as plain_experts
 from bough.kernels.lora.reference import PackedStack, to_tiles
@@ -190,11 +191,14 @@ def test_what_is_no_number_shows_in_its_token_alone(any_tier: ctypes.CDLL) -> No
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_shared_experts_are_added(any_tier: ctypes.CDLL, gated: bool) -> None:
-    x, gate = tokens(5), tokens(1, seed=2)[0] * 0.2 if gated else None
+    x, gate = tokens(5), tokens(1, seed=2) * 0.2 if gated else None
     recorder = Recorder(tokens=5, logits=1)
     entry = recorder.rows(HIDDEN, on_logits=False)
-    result = recorder.ops.add_gated(entry, entry, entry, gate)
-    torch.testing.assert_close(run(any_tier, recorder, entry, result, x, 2), add_gated(x, x, x, gate))
+    with Recording(recorder):
+        logits = None if gate is None else F.linear(entry, gate)
+    result = recorder.ops.add_gated(entry, entry, logits)
+    expected = add_gated(x, x, None if gate is None else F.linear(x, gate))
+    torch.testing.assert_close(run(any_tier, recorder, entry, result, x, 2), expected)
 
 
 def test_simulated_experts_are_those_of_the_reference(library: ctypes.CDLL) -> None:

@@ -39,8 +39,7 @@ class PackedStack(NamedTuple):
 def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
     """[.., rows, inputs] as tiles [.., 16 rows each, inputs, row], padded with zeros."""
     padded = torch.nn.functional.pad(matrix, (0, 0, 0, -matrix.shape[-2] % TILE_ROWS))
-    tiles = padded.view(*matrix.shape[:-2], -1, TILE_ROWS, matrix.shape[-1])
-    return tiles.transpose(-1, -2).contiguous()
+    return padded.view(*matrix.shape[:-2], -1, TILE_ROWS, matrix.shape[-1]).transpose(-1, -2).contiguous()
 
 
 class GroupedRows(NamedTuple):

@@ -140,7 +140,7 @@ ENDS_ALONE(experts) {
 RUN(add_gated) {
     for (int64_t row; (row = bough_tile(thread, rows)) < rows;) {
         int64_t at = row * o->size;
-        float scale = o->gate == NULL ? 1.0f : 1.0f / (1.0f + expf(-r->ops->dot(o->x + at, o->gate, o->size)));
+        float scale = o->logits == NULL ? 1.0f : 1.0f / (1.0f + expf(-o->logits[row]));
         for (int64_t i = at; i < at + o->size; i++)
             o->out[i] = o->a[i] + scale * o->b[i];
     }

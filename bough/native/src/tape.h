@@ -98,7 +98,7 @@ typedef struct {
             float *out;
         } experts;
         struct {
-            const float *a, *b, *x, *gate; /* a + b * sigmoid(x · gate); or a + b where gate is NULL */
+            const float *a, *b, *logits; /* a + b * sigmoid(the row's logit); or a + b where logits is NULL */
             int64_t size;
             float *out;
         } add_gated;

@@ -36,7 +36,6 @@ FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/o
 TENSORS = (("application/json", schemas.TensorBody), ("application/octet-stream", BINARY))
 FROM_GROUP = "Receive tensors that the trainer of a group sends"
 JOIN_GROUP = "Make a group with a trainer, which sends tensors to it"
-FROM_IPC = "Take tensors from memory of the same user"
 NAME = "Name the weights that are served"
 READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
 
@@ -73,7 +72,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
 
     return [
         update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
-        update("ipc", FROM_IPC, schemas.IpcBody, in_files),
+        update("ipc", "Take tensors from memory of the same user", schemas.IpcBody, in_files),
         update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
         group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
         group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
@@ -135,5 +134,4 @@ def _decoded(part: str) -> bytes:
 
 async def read_weight(context: ServerContext, request: Request, body: schemas.ReadWeightBody) -> Response:
     asking = context.client.read_weight(control.ReadWeight(body.name, body.truncate_size))
-    reply = raise_if_refused(await while_connected(request, asking))
-    return Response(reply.message, media_type="application/json")
+    return Response(raise_if_refused(await while_connected(request, asking)).message, media_type="application/json")

@@ -113,8 +113,7 @@ class VectorRoutes:
             vector = answer.vector.tolist() if listed else base64.b64encode(raw).decode()
             return Embedding(index=answer.index, embedding=vector)
 
-        answers = await self._texts(request, body)
-        return await self._written(body, answers, lambda items: {"data": list(map(shown, items))})
+        return await self._written(body, await self._texts(request, body), lambda items: {"data": [*map(shown, items)]})
 
     async def classify(self, request: Request, body: TextsRequest) -> Response:
         labels = self._vectors.labels
@@ -128,8 +127,7 @@ class VectorRoutes:
             return {"index": answer.index, **label}
 
         identity = Identity.make("classify-", body.rid, self._named(body.model))
-        common = {"id": identity.id, "created": identity.created}
-        answers = await self._texts(request, body)
+        common, answers = {"id": identity.id, "created": identity.created}, await self._texts(request, body)
         return await self._written(body, answers, lambda items: {**common, "data": list(map(shown, items))})
 
     async def rerank(self, request: Request, body: RerankRequest) -> Response:

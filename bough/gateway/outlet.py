@@ -10,9 +10,9 @@ from collections.abc import Awaitable
 from starlette.types import Message, Send
 
 from bough.gateway.call import Call
-from bough.gateway.responses import Response, error_shape
+from bough.gateway.responses import Response
 from bough.server.endpoint import encode_json
-from bough.server.errors import Failure
+from bough.server.errors import Failure, shape_of
 from bough.server.http_protocol import WHOLE_KEY, Exchange
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
@@ -74,7 +74,7 @@ class Outlet:
     async def broken(self, message: str) -> None:
         """Ends a broken stream with an error in its protocol's shape."""
         self._call.error = message
-        error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
+        error = encode_json(shape_of(self._call.path)(Failure(502, message, "WorkerLostError")))
         sent, self.half_line = self.tail.removesuffix(self.half_line), b""
         if self._of_lines:
             gap = b"" if sent.endswith(b"\n") or not sent else b"\n"
@@ -83,7 +83,8 @@ class Outlet:
             gap = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) or not sent else b"\n\n"
             name = b"event: error\n" if self._call.path == "/v1/messages" else b""
             self._pass(gap + name + b"data: " + error + b"\n\n")
-        await self.end()
+        self.ended = True
+        self.exchange.write(b"", more=False)  # at once: the client may be one that takes nothing
 
     def _whole_lines(self, data: bytes) -> bytes:
         data = self.half_line + data

@@ -238,3 +238,40 @@ def test_a_client_that_leaves_on_the_short_way_ends_the_workers_stream(shortened
         assert shortened
 
     asyncio.run(main())
+
+
+def test_a_client_that_takes_nothing_has_its_place_until_its_time_is_up() -> None:
+    async def main() -> None:
+        endless = [b"".join(map(chunk, [b'data: {"text":"%b"}\n\n' % (b"y" * 60_000)] * 1000))]
+        async with raw_worker(HEAD, *endless, END) as worker, desk(worker, request_timeout_secs=1.0) as d:
+            reading = asyncio.create_task(raw_client(d.url, wait=asyncio.Event()))
+            await until(lambda: d.gateway.dispatch.active)
+            await until(lambda: not d.gateway.dispatch.active)
+            reading.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "event"),
+    [
+        ("/api/chat", b"application/x-ndjson", b'{"message":{"content":"a"}}\n'),
+        ("/generate", b"text/event-stream", b'data: {"text":"a"}\n\n'),
+        ("/v1/completions", b"text/event-stream", b'data: {"text":"a"}\n\n'),
+        ("/v1/messages", b"text/event-stream", b'event: x\ndata: {"text":"a"}\n\n'),
+    ],
+)
+def test_a_stream_that_breaks_ends_with_an_error_of_its_protocol(path: str, kind: bytes, event: bytes) -> None:
+    async def main() -> None:
+        head = HEAD.replace(b"text/event-stream", kind)
+        async with raw_worker(head, chunk(event), chunk(event), b"no size\r\n") as worker, desk(worker) as d:
+            raw = await d.stream({"prompt": "x"}, path)
+        assert raw.startswith(2 * event)
+        error = json.loads(raw.rstrip().rsplit(b"\n", 1)[-1].removeprefix(b"data: "))
+        told = error["error"]["message"] if path != "/api/chat" else error["error"]
+        assert "The worker was lost" in told
+        assert (error.get("object") == "error") is (path == "/generate") and (error.get("type") == "error") is (
+            path == "/v1/messages"
+        )
+
+    asyncio.run(main())

@@ -319,7 +319,7 @@ class Proxy:
             relay.end()
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
-        rest = text.rest(outlet.tail if by_connection and not text.resumable else None)
+        rest = text.rest(outlet.tail if by_connection else None)
         if rest:
             outlet.write(rest)
 

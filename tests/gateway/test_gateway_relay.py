@@ -275,3 +275,22 @@ def test_a_stream_that_breaks_ends_with_an_error_of_its_protocol(path: str, kind
         )
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("begun", [b"", b": seed ", b": keep-alive\n\n", OWN[0]])
+def test_a_stream_that_only_the_end_of_its_connection_ends_is_not_whole_without_its_last_event(begun: bytes) -> None:
+    async def main() -> None:
+        head = HEAD.replace(b"Transfer-Encoding: chunked", b"Connection: close")
+        good = FakeWorker()
+        async with raw_worker(head, b": x\n\n" + begun) as worker, workers(good), desk(worker, good) as d:
+            (dying,) = [each for each in d.gateway.registry if each.url == worker.url]
+            reading = [asyncio.create_task(d.stream({"prompt": "x", "max_tokens": 3})) for _ in range(2)]
+            writers = cast(RawWorker, worker).writers
+            await until(lambda: dying.load and all(task.done() for task in reading if not dying.load))
+            await until(lambda: sum(task.done() for task in reading))  # that of the other worker
+            for writer in writers:
+                writer.close()
+            for raw in await asyncio.gather(*reading):
+                assert raw.endswith(b"data: [DONE]\n\n") and raw.count(b'"id"') == 3, raw
+
+    asyncio.run(main())

@@ -27,6 +27,7 @@ class Outlet:
     _recent: deque[bytes]  # what came last of a stream
     _of_lines = False
     half_line = b""
+    secret: bytes | None = None  # the worker's key, which no client sees
     ended = False
 
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
@@ -54,7 +55,11 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Sends a piece of the stream; unless the client keeps up, it must do so before the next."""
         self._recent.append(data[-TAIL:])
-        if self.half_line or data[-1] != NEWLINE:
+        if self.half_line:  # before the key is looked for, which may have come in two pieces
+            self.half_line, data = b"", self.half_line + data
+        if self.secret is not None:
+            data = data.replace(self.secret, b"***")
+        if data[-1] != NEWLINE:
             data = self._whole_lines(data)
         self._call.sent_bytes += len(data)
         self._write(data)
@@ -87,10 +92,9 @@ class Outlet:
         self.exchange.write(b"", more=False)  # at once: the client may be one that takes nothing
 
     def _whole_lines(self, data: bytes) -> bytes:
-        data = self.half_line + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > LONGEST_LINE:
-            end = len(data)
+            end = len(data) - len(self.secret or b"")  # which may have come in part
         self.half_line = data[end:]
         return data[:end]
 

@@ -224,6 +224,24 @@ def test_the_workers_key_is_taken_out_on_the_short_way_too(shortened: list[bytes
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("line", [0, 70_000])
+def test_the_workers_key_is_taken_out_where_it_comes_in_two_pieces(own: bool, line: int) -> None:
+    secret = b"a-key-of-the-worker"
+    told = b'data: {"text":"%b%b%b"}\n\n' % (b"x" * line, secret, b"y" * line)
+    events = [*(OWN if own else FOREIGN)[:3], (ids(4) if own else b"") + told, *(OWN if own else FOREIGN)[4:]]
+    shown = b"".join([*FOREIGN[:3], told, *FOREIGN[4:]]).replace(secret, b"***")
+
+    async def main() -> None:
+        raw = b"".join(map(chunk, events))
+        async with raw_worker() as worker, desk(worker, worker_api_key=secret.decode()) as d:
+            for at in range(raw.index(secret), raw.index(secret) + len(secret)):
+                cast(RawWorker, worker).pieces = [HEAD, raw[:at], raw[at:], END]
+                assert await d.stream({"prompt": "x"}) == shown
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_on_the_short_way_ends_the_workers_stream(shortened: list[bytes]) -> None:
     async def main() -> None:
         worker = FakeWorker(pause_s=0.002)

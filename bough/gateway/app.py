@@ -32,9 +32,10 @@ NATIVE_PATHS = frozenset(
     | {"/weight_version", "/get_weight_version"}
     | {"/docs", "/openapi.json"}
 )
-# What changes a worker itself, and all below it: proxied like the rest, but for the operator alone.
-WORKER_MANAGEMENT = re.compile(r"(?i)/(v1/(un)?load_lora_adapter|api/(blobs|copy|create|delete|pull|push))(/|$)")
-AMBIGUOUS = re.compile(r"//|;|/\.{1,2}(/|$)")
+# What changes a worker itself, of whatever make, and all below it: proxied like the rest, but for the operator alone.
+MANAGEMENT_WORDS = "admin|blobs|copy|create|delete|internal|pull|push|switch|(un|down)?load"
+WORKER_MANAGEMENT = re.compile(rf"(?i)/(v1|api)/((un)?load_lora_adapter|(.*/)?({MANAGEMENT_WORDS}))(/|$)")
+AMBIGUOUS = re.compile(r"//|;|/\.{1,2}(/|$)")  # lenient servers read these as another path, maybe of their management
 STORED = "/v1/responses/"
 JSON_TYPES = frozenset({b"", b"application/json", b"application/x-www-form-urlencoded"})
 
@@ -66,7 +67,8 @@ class GatewayApp:
                     answer = Response(answer.status, headed, zipped(answer.body))
                 await send(whole_message(answer))
                 return
-            if self._private or not (plain or is_proxied(path)):
+            known = plain or ((path.startswith(PREFIXES) or path in NATIVE_PATHS) and not AMBIGUOUS.search(path))
+            if self._private or not known:
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
@@ -113,11 +115,6 @@ class GatewayApp:
         else:
             call.error = failure.message
             await Outlet(call, send, scope[EXCHANGE_KEY]).whole(answer)
-
-
-def is_proxied(path: str) -> bool:
-    """Refuses what lenient servers read as another path: that could be one of their management routes."""
-    return (path.startswith(PREFIXES) or path in NATIVE_PATHS) and AMBIGUOUS.search(path) is None
 
 
 def takes_json(path: str, given: Headers) -> bool:

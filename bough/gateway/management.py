@@ -8,7 +8,7 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -22,6 +22,7 @@ from bough.gateway.policy_table import PolicyChoice
 from bough.gateway.registry import LAUNCHED, checked_key
 from bough.gateway.responses import JSON, Response, scrubbed
 from bough.gateway.worker import Worker
+from bough.server.bodies import decode_body
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
 from bough.server.page import INDEX, page_file
@@ -33,7 +34,6 @@ SHOWN = (
     "id", "url", "bootstrap_port", "state", "load", "reported_load", "limit", "source", "pid", "restarts", "last_error",
 )  # fmt: skip
 Restart = Callable[[Worker], Awaitable[None]]
-T = TypeVar("T")
 Handler = Callable[[str, bytes], Awaitable[Response]]  # of the path's parameters, joined by slashes, and the body
 
 
@@ -118,7 +118,7 @@ class Management:
         return json_response({"workers": workers, "total": len(workers)})
 
     async def _add(self, parameter: str, body: bytes) -> Response:
-        new = decoded(body, NewWorker)
+        new = decode_body(body, NewWorker)
         field = "api_key"
         try:
             checked_key(new.api_key)
@@ -159,7 +159,7 @@ class Management:
         return json_response(self.gateway.policies.shown())
 
     async def _set_policy(self, parameter: str, body: bytes) -> Response:
-        new = decoded(body, NewPolicy)
+        new = decode_body(body, NewPolicy)
         choice = PolicyChoice(new.policy, new.options)
         try:
             if new.model is None:
@@ -257,15 +257,6 @@ def _model(name: str) -> dict[str, Any]:
 
 def json_response(content: Any, status: int = 200) -> Response:
     return Response(status, [(b"content-type", JSON)], encode_json(content))
-
-
-def decoded(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not JSON: {error}.") from None
 
 
 def worker_json(worker: Worker) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from collections.abc import Awaitable
 from starlette.types import Message, Send
 
 from bough.gateway.call import Call
-from bough.gateway.responses import Response, error_shape
+from bough.gateway.responses import Response
 from bough.server.endpoint import encode_json
-from bough.server.errors import Failure
+from bough.server.errors import Failure, shape_of
 from bough.server.http_protocol import WHOLE_KEY, Exchange
 
 TAIL = 4096  # bytes of a stream that are remembered: its last event, with the usage
@@ -27,6 +27,7 @@ class Outlet:
     _recent: deque[bytes]  # what came last of a stream
     _of_lines = False
     half_line = b""
+    secret: bytes | None = None  # the worker's key, which no client sees
     ended = False
 
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
@@ -54,7 +55,11 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Sends a piece of the stream; unless the client keeps up, it must do so before the next."""
         self._recent.append(data[-TAIL:])
-        if self.half_line or data[-1] != NEWLINE:
+        if self.half_line:  # before the key is looked for, which may have come in two pieces
+            self.half_line, data = b"", self.half_line + data
+        if self.secret is not None:
+            data = data.replace(self.secret, b"***")
+        if data[-1] != NEWLINE:
             data = self._whole_lines(data)
         self._call.sent_bytes += len(data)
         self._write(data)
@@ -74,7 +79,7 @@ class Outlet:
     async def broken(self, message: str) -> None:
         """Ends a broken stream with an error in its protocol's shape."""
         self._call.error = message
-        error = encode_json(error_shape(self._call.path)(Failure(502, message, "WorkerLostError")))
+        error = encode_json(shape_of(self._call.path)(Failure(502, message, "WorkerLostError")))
         sent, self.half_line = self.tail.removesuffix(self.half_line), b""
         if self._of_lines:
             gap = b"" if sent.endswith(b"\n") or not sent else b"\n"
@@ -83,13 +88,13 @@ class Outlet:
             gap = b"" if sent.endswith((b"\n\n", b"\r\n\r\n")) or not sent else b"\n\n"
             name = b"event: error\n" if self._call.path == "/v1/messages" else b""
             self._pass(gap + name + b"data: " + error + b"\n\n")
-        await self.end()
+        self.ended = True
+        self.exchange.write(b"", more=False)  # at once: the client may be one that takes nothing
 
     def _whole_lines(self, data: bytes) -> bytes:
-        data = self.half_line + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > LONGEST_LINE:
-            end = len(data)
+            end = len(data) - len(self.secret or b"")  # which may have come in part
         self.half_line = data[end:]
         return data[:end]
 

@@ -25,7 +25,7 @@ from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.policy_table import PolicyTable
 from bough.gateway.relay import Relay
-from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, scrubbed
+from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, secret_of
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease, Worker, WorkerLostError
@@ -286,7 +286,8 @@ class Proxy:
         """One worker's part of a stream, until its end."""
         lease, response, exchange = stream.lease, stream.response, outlet.exchange
         connection, write, lease.owner = exchange.connection, outlet.write, call.task
-        key = lease.worker.api_key
+        if (key := lease.worker.api_key) is not None:
+            outlet.secret = secret_of(key)
         if call.path == RESPONSES:
             self._learn(call, _last_event(stream.first))
 
@@ -294,8 +295,6 @@ class Proxy:
             if connection.drained is not None:  # the client does not keep up
                 return False
             lease.heard = True
-            if key is not None:
-                chunk = scrubbed(chunk, key)
             if text.annotated is not False or not text.delivered:  # else it passes as it is
                 chunk = text.feed(chunk)
                 if lease.counted is None or not lease.resumable:
@@ -319,7 +318,7 @@ class Proxy:
             relay.end()
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
-        rest = text.rest(outlet.tail if by_connection and not text.resumable else None)
+        rest = text.rest(outlet.tail if by_connection else None)
         if rest:
             outlet.write(rest)
 

@@ -1,6 +1,6 @@
 """The result of one attempt: a whole response, an open stream, or a failure.
 
-A 200 with something else than was asked for is a failure. Plain-text errors get OpenAI's shape.
+A 200 with something else than was asked for is a failure. Plain-text errors get their protocol's shape.
 """
 
 import re
@@ -14,7 +14,7 @@ from bough.gateway.peek import ResponseFields, read_response_fields
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Lease
 from bough.server.endpoint import encode_json
-from bough.server.errors import Failure, HttpError, Shape, anthropic_shape, openai_shape
+from bough.server.errors import Failure, HttpError, shape_of
 
 JSON = b"application/json"
 STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
@@ -114,7 +114,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
     body = response.whole()
     if body is None:
         body = await response.read()
-    if status == 200:
+    if status == 200 and call.method != "HEAD":
         fields = None
         if path in JSON_PATHS and b"content-encoding" not in named:
             fields = read_response_fields(body)
@@ -141,7 +141,7 @@ def _error_response(call: Call, lease: Lease, status: int, headers: list[tuple[b
         return Response(status, headers, body)
     text = body.decode("utf-8", "replace").strip()[:LONGEST_QUOTE] or f"The worker answered {status}."
     kept = [(name, value) for name, value in headers if name != b"content-type"]
-    shaped = encode_json(error_shape(call.path)(Failure(status, text, "WorkerError")))
+    shaped = encode_json(shape_of(call.path)(Failure(status, text, "WorkerError")))
     return Response(status, [*kept, (b"content-type", JSON)], shaped)
 
 
@@ -176,7 +176,3 @@ def _info(body: bytes, tenant: bool) -> bytes:
         known = (state for state in states if isinstance(state, dict))
         shown["internal_states"] = [{name: state[name] for name in TENANT_FIELDS & state.keys()} for state in known]
     return encode_json(shown)
-
-
-def error_shape(path: str) -> Shape:
-    return anthropic_shape if path.startswith("/v1/messages") else openai_shape

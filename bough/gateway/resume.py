@@ -151,7 +151,7 @@ class ResumableText:
     def rest(self, tail: bytes | None = None) -> bytes:
         """What is left when the worker has closed the stream. A resumable stream must have reached its end mark; any
         other must where `tail`, what came last of it, is given."""
-        cut_off = tail is not None and not any(end in tail[-TAIL:] for end in ENDINGS)
+        cut_off = tail is not None and not any(end in (tail + self._buffer)[-TAIL:] for end in ENDINGS)
         if cut_off or (self.annotated and not self._finished):
             raise WorkerFailedError("the stream ended before its answer did")
         rest = bytes(self._buffer)

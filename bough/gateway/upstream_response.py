@@ -165,6 +165,8 @@ class UpstreamResponse:
         if self.status or self._parser is None:
             return
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise ProtocolError(f"the status {status}")
         if status < 200:  # the real one follows
             self._interim = True
             self.headers.clear()

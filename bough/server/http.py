@@ -127,7 +127,10 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, listener: socket.socket, settings: EdgeSettings, onward: int = 0) -> None:
         _check_certificate(settings)
-        _take_logs()
+        theirs = logging.getLogger("uvicorn")  # its errors go to Bough's log; its advice does not
+        theirs.handlers[:] = logging.getLogger("bough").handlers
+        theirs.propagate = not theirs.handlers
+        theirs.setLevel(logging.ERROR)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # macOS permits less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
@@ -174,10 +177,9 @@ class HttpServer(uvicorn.Server):
         self._weigh(accepted.fileno())  # the lowest free number: all below are in use
 
     async def _connect(self, accepted: socket.socket) -> None:
-        loop, how = asyncio.get_running_loop(), (self.config, self.server_state, self._body_timeout_s)
-        made = functools.partial(HttpProtocol, *how)
+        made = functools.partial(HttpProtocol, self.config, self.server_state, self._body_timeout_s)
         with contextlib.suppress(OSError):  # the client has left, or does not speak TLS
-            await loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl)
+            await asyncio.get_running_loop().connect_accepted_socket(made, accepted, ssl=self.config.ssl)
 
     def _weigh(self, used: int) -> None:
         """Accepts while each accepted request will find the descriptors that it needs, and a sixteenth is left for all
@@ -225,8 +227,7 @@ class HttpServer(uvicorn.Server):
         try:
             yield task
         finally:
-            self.should_exit = True
-            self._woken.set()
+            self.leave(0)
             await task
 
     @contextlib.contextmanager
@@ -274,14 +275,6 @@ async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in cancelled:
         task.cancel()
     await asyncio.gather(*cancelled, return_exceptions=True)
-
-
-def _take_logs() -> None:
-    """uvicorn's errors go to Bough's log; its advice does not."""
-    theirs = logging.getLogger("uvicorn")
-    theirs.handlers[:] = logging.getLogger("bough").handlers
-    theirs.propagate = not theirs.handlers
-    theirs.setLevel(logging.ERROR)
 
 
 def _check_certificate(settings: EdgeSettings) -> None:

@@ -59,8 +59,10 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._refusal = BAD_REQUEST
         self._goes_on = False  # the next headers are those of the request that is there already
-        self._deaf = False  # what comes is not read any more
+        self._deaf = False  # what comes is not looked into any more
+        self._discards = False  # what comes is of a request that has its response
         self._paused = False
+        self._stuck: tuple[object, int] = None, 0  # what waits for the client to take a part, and how many bytes it is
         self._unused = 0  # bytes since a head was whole or a piece of a body came
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -104,27 +106,32 @@ class HttpProtocol(asyncio.Protocol):
         left_s = after_s
         if self._current is None and not self.transport.is_closing():
             left_s += self._active_s - self.loop.time()
-            if left_s <= 0 and not self.unread():
+            if left_s <= 0 and (self._discards or not self.ready()):
                 self.transport.close()
         return left_s
 
-    def unread(self) -> bool:
+    def ready(self, event: int = select.POLLIN) -> bool:
         """Whether the kernel holds something for it. To a process that was stopped, every connection looks idle."""
-        ready = select.poll()
-        ready.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(ready.poll(0))
+        kernel = select.poll()
+        kernel.register(self.transport.get_extra_info("socket").fileno(), event)
+        return bool(kernel.poll(0))
 
     def _check_idle(self) -> None:
-        left_s = self.close_idle(self._keep_alive_s)
-        if not self.transport.is_closing():
-            self._timer = self.loop.call_later(max(left_s, 1.0), self._check_idle)
+        """Also ends a connection whose client has taken nothing of what it must take since the last look."""
+        stuck = self.drained or self.transport.is_closing(), self.transport.get_write_buffer_size()
+        if all(stuck) and stuck == self._stuck and not self.ready(select.POLLOUT):
+            self.transport.abort()
+            return
+        self._stuck, left_s = stuck, self.close_idle(self._keep_alive_s)
+        after_s = self._keep_alive_s if all(stuck) else max(left_s, 1.0)
+        self._timer = self.loop.call_later(after_s, self._check_idle)
 
     # ---- requests
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        if not self._unused:  # a head must be whole within the time that a connection may be idle
+        if not (self._unused or self._discards):  # a head must be whole within the time that a connection may be idle
             self._active_s = self.loop.time()
         self._unused += len(data)
         try:
@@ -161,9 +168,21 @@ class HttpProtocol(asyncio.Protocol):
             self._waiting.pop()
         self._stop_reading()
         if self._current is None or not self._current.whole:
-            if self._current is None or not self._current.started:
+            if not (self._discards or (self._current is not None and self._current.started)):
                 self.transport.write(self._refusal)
-            self.transport.close()
+            self._end()
+
+    def _end(self) -> None:
+        """No response follows. What still comes is dropped for as long as a connection may be idle: to close at once
+        would reset it, and a client that sends all before it reads would never see its response."""
+        if self._current is not None:
+            self._current.leave()
+        self._deaf, self._discards, self._current, self._active_s = True, True, None, self.loop.time()
+        self._waiting.clear()
+        if not self.transport.is_closing():
+            self.resume_reading()
+            if self.transport.can_write_eof():  # TLS cannot
+                self.transport.write_eof()
 
     def on_message_begin(self) -> None:
         if len(self._waiting) > MOST_PIPELINED:
@@ -186,7 +205,7 @@ class HttpProtocol(asyncio.Protocol):
         raw_path, _, query = self._url.partition(b"?")
         if not raw_path.startswith(b"/") or b"#" in self._url:  # with a host or a fragment
             url = httptools.parse_url(self._url)
-            raw_path, query = url.path, url.query or b""
+            raw_path, query = url.path or b"/", url.query or b""
         path = raw_path.decode("ascii")
         version = self._parser.get_http_version()
         self._unused = 0
@@ -219,6 +238,8 @@ class HttpProtocol(asyncio.Protocol):
         self._unused = 0
         self._incoming.whole = True
         self._incoming.wake()
+        if self._discards:  # it is over, and the next request has its own time
+            self._discards, self._active_s = False, self.loop.time()
 
     def pause_reading(self) -> None:
         if not self._paused and not self.transport.is_closing():
@@ -240,14 +261,16 @@ class HttpProtocol(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         self._active_s = self.loop.time()
         self._current = None
-        if not exchange.keep_alive:
-            self._deaf = True
-            self._waiting.clear()
+        self._discards = not exchange.whole
+        if exchange.keep_alive:
+            if self._waiting:
+                self._start(self._waiting.popleft())
+            if self._paused:
+                self.resume_reading()
+        elif exchange.whole and not (self._deaf or self._waiting):
             self.transport.close()
-        elif self._waiting:
-            self._start(self._waiting.popleft())
-        if self._paused:
-            self.resume_reading()
+        else:
+            self._end()
 
     def pause_writing(self) -> None:
         self.drained, self.takes_more = self.loop.create_future(), False
@@ -292,8 +315,7 @@ class Exchange:
             self._body.append(body)
             self._body_bytes += len(body)
             self._come += len(body)
-        if self._news is not None:
-            self._news.set()
+        self.wake()
         return self._body_bytes
 
     def leave(self) -> None:
@@ -341,8 +363,8 @@ class Exchange:
         return self._body.pop() if len(self._body) == 1 else self._taken()
 
     async def receive(self) -> Message:
-        if self.scope["http_version"] == "1.1" and not (self.whole or self._body or self.started or self._read):
-            self._let_continue()
+        if self._waits():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.connection.resume_reading()
         if self._come >= LEAST_BODY:
             self._come, self._due_s = 0, self.connection.loop.time() + self.connection.body_timeout_s
@@ -362,7 +384,7 @@ class Exchange:
             async with asyncio.timeout_at(None if self.whole or self.started else self._due_s):
                 await self._news.wait()
         except TimeoutError:
-            if not (self._news.is_set() or self.connection.unread()):
+            if not (self._news.is_set() or self.connection.ready()):
                 limit = f"within {self.connection.body_timeout_s:g} s (--body-timeout-s)"
                 reason = f"The body came too slowly: {LEAST_BODY >> 10} KiB of it, or its end, must come {limit}."
                 raise HttpError(408, reason, "RequestTimeoutError", {"Connection": "close"}) from None
@@ -371,9 +393,11 @@ class Exchange:
         pieces, self._body, self._body_bytes = self._body, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _let_continue(self) -> None:
-        if any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"]):
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    def _waits(self) -> bool:
+        """Whether the client asks before it sends the body, and has no answer yet."""
+        if self.whole or self._due_s or self._body or self.started or self.gone or self.scope["http_version"] != "1.1":
+            return False
+        return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"])
 
     async def send(self, message: Message) -> None:
         body: bytes = message.get("body", b"")
@@ -391,6 +415,8 @@ class Exchange:
         self.write(body, message.get("more_body", False))
 
     def _start(self, status: int, headers: Any, length: int | None = None) -> None:
+        self.keep_alive = self.keep_alive and not self._waits()  # whether its body follows is not known
+        bodiless = self.scope["method"] == "HEAD" or status in BODILESS
         self.chunked, self._left = False, length
         lines = [*self.connection.state.default_headers, *headers]
         named = dict(lines)
@@ -398,11 +424,11 @@ class Exchange:
             values = b",".join(value for name, value in lines if name == b"connection")
             self.keep_alive = self.keep_alive and b"close" not in values.lower()
             lines = [header for header in lines if header[0] != b"connection"]
-        if length is not None:
+        if length or (length is not None and not bodiless):
             lines.append((b"content-length", b"%d" % length))
         elif b"content-length" in named:
             self._left = int(named[b"content-length"])
-        if self.scope["method"] == "HEAD" or status in BODILESS:
+        if bodiless:
             self._left = 0
         elif self._left is None and self.scope["http_version"] == "1.1":
             self.chunked = True
@@ -445,5 +471,6 @@ class Exchange:
             self.transport.write(data)
         if not more:
             self.complete = True
+            self._body, self._body_bytes = [], 0
             self.wake()
             self.connection.answered(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -412,5 +413,40 @@ def test_bodies_with_images_pass_unchanged_and_equal_images_go_together() -> Non
                 got = [[json.dumps(body) for _, _, body in fake.requests] for fake in fakes]
                 assert sorted(got[0] + got[1]) == sorted(map(json.dumps, sent))
                 assert not set(got[0]) & set(got[1]), "an image has one worker"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_sends_all_before_it_reads_finds_its_early_response() -> None:
+    body = b"x" * (8 * MIB)
+
+    def client(port: int, target: str, key: str) -> bytes:
+        head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\n{key}Content-Length: {len(body)}\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + body)
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    async def main() -> None:
+        async with workers(FakeWorker()) as [fake], desk(fake, api_keys=("tenant",), max_body_mb=1) as d:
+            port, key = int(d.url.rpartition(":")[2]), "X-Api-Key: tenant\r\n"
+            for target, sent, status in (
+                ("/v1/completions", "", b"401"),
+                ("/workers", key, b"403"),
+                ("/nothing", key, b"404"),
+                ("/v1/completions", key, b"413"),
+            ):
+                raw = await asyncio.to_thread(client, port, target, sent)
+                assert raw.startswith(b"HTTP/1.1 " + status) and b"connection: close" in raw, raw[:100]
+            assert not fake.requests
+
+    asyncio.run(main())
+
+
+def test_management_refuses_what_is_nested_too_deep() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as [fake], desk(fake) as d:
+            for deep in (b'{"policy": "random", "options": {"a": %s' % (b"[" * 500_000), b"\xff"):
+                status, answer = await d.call("PUT", "/policies", data=deep)
+                assert status == 400 and "not valid JSON" in answer["error"]["message"]
 
     asyncio.run(main())

@@ -224,6 +224,24 @@ def test_the_workers_key_is_taken_out_on_the_short_way_too(shortened: list[bytes
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("line", [0, 70_000])
+def test_the_workers_key_is_taken_out_where_it_comes_in_two_pieces(own: bool, line: int) -> None:
+    secret = b"a-key-of-the-worker"
+    told = b'data: {"text":"%b%b%b"}\n\n' % (b"x" * line, secret, b"y" * line)
+    events = [*(OWN if own else FOREIGN)[:3], (ids(4) if own else b"") + told, *(OWN if own else FOREIGN)[4:]]
+    shown = b"".join([*FOREIGN[:3], told, *FOREIGN[4:]]).replace(secret, b"***")
+
+    async def main() -> None:
+        raw = b"".join(map(chunk, events))
+        async with raw_worker() as worker, desk(worker, worker_api_key=secret.decode()) as d:
+            for at in range(raw.index(secret), raw.index(secret) + len(secret)):
+                cast(RawWorker, worker).pieces = [HEAD, raw[:at], raw[at:], END]
+                assert await d.stream({"prompt": "x"}) == shown
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_on_the_short_way_ends_the_workers_stream(shortened: list[bytes]) -> None:
     async def main() -> None:
         worker = FakeWorker(pause_s=0.002)
@@ -236,5 +254,61 @@ def test_a_client_that_leaves_on_the_short_way_ends_the_workers_stream(shortened
             await until(lambda: not worker.running and not any(w.load for w in d.gateway.registry))
             assert await d.stream({"prompt": "y", "max_tokens": 3})
         assert shortened
+
+    asyncio.run(main())
+
+
+def test_a_client_that_takes_nothing_has_its_place_until_its_time_is_up() -> None:
+    async def main() -> None:
+        endless = [b"".join(map(chunk, [b'data: {"text":"%b"}\n\n' % (b"y" * 60_000)] * 1000))]
+        async with raw_worker(HEAD, *endless, END) as worker, desk(worker, request_timeout_secs=1.0) as d:
+            reading = asyncio.create_task(raw_client(d.url, wait=asyncio.Event()))
+            await until(lambda: d.gateway.dispatch.active)
+            await until(lambda: not d.gateway.dispatch.active)
+            reading.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "event"),
+    [
+        ("/api/chat", b"application/x-ndjson", b'{"message":{"content":"a"}}\n'),
+        ("/generate", b"text/event-stream", b'data: {"text":"a"}\n\n'),
+        ("/v1/completions", b"text/event-stream", b'data: {"text":"a"}\n\n'),
+        ("/v1/messages", b"text/event-stream", b'event: x\ndata: {"text":"a"}\n\n'),
+    ],
+)
+def test_a_stream_that_breaks_ends_with_an_error_of_its_protocol(path: str, kind: bytes, event: bytes) -> None:
+    async def main() -> None:
+        head = HEAD.replace(b"text/event-stream", kind)
+        async with raw_worker(head, chunk(event), chunk(event), b"no size\r\n") as worker, desk(worker) as d:
+            raw = await d.stream({"prompt": "x"}, path)
+        assert raw.startswith(2 * event)
+        error = json.loads(raw.rstrip().rsplit(b"\n", 1)[-1].removeprefix(b"data: "))
+        told = error["error"]["message"] if path != "/api/chat" else error["error"]
+        assert "The worker was lost" in told
+        assert (error.get("object") == "error") is (path == "/generate") and (error.get("type") == "error") is (
+            path == "/v1/messages"
+        )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("begun", [b"", b": seed ", b": keep-alive\n\n", OWN[0]])
+def test_a_stream_that_only_the_end_of_its_connection_ends_is_not_whole_without_its_last_event(begun: bytes) -> None:
+    async def main() -> None:
+        head = HEAD.replace(b"Transfer-Encoding: chunked", b"Connection: close")
+        good = FakeWorker()
+        async with raw_worker(head, b": x\n\n" + begun) as worker, workers(good), desk(worker, good) as d:
+            (dying,) = [each for each in d.gateway.registry if each.url == worker.url]
+            reading = [asyncio.create_task(d.stream({"prompt": "x", "max_tokens": 3})) for _ in range(2)]
+            writers = cast(RawWorker, worker).writers
+            await until(lambda: dying.load and all(task.done() for task in reading if not dying.load))
+            await until(lambda: sum(task.done() for task in reading))  # that of the other worker
+            for writer in writers:
+                writer.close()
+            for raw in await asyncio.gather(*reading):
+                assert raw.endswith(b"data: [DONE]\n\n") and raw.count(b'"id"') == 3, raw
 
     asyncio.run(main())

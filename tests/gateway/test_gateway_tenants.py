@@ -20,6 +20,10 @@ from tests.fakes.workers import FakeWorker, workers
 
 WORKER_MANAGEMENT = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
 WORKER_MANAGEMENT += [f"/api/{what}" for what in ("blobs", "copy", "create", "delete", "pull", "push")]
+# Of Lemonade, LM Studio, llama-swap, KoboldCpp, TabbyAPI and text-generation-webui.
+WORKER_MANAGEMENT += [f"/api/v1/{what}" for what in ("load", "unload", "pull", "delete", "models/load")]
+WORKER_MANAGEMENT += ["/api/v1/models/download", "/api/models/unload", "/api/admin/reload_config", "/v1/model/load"]
+WORKER_MANAGEMENT += ["/v1/download", "/v1/lora/unload", "/v1/template/switch", "/v1/internal/model/load"]
 CLIENT, ADMIN = {"x-api-key": "tenant"}, {"Authorization": "Bearer root"}
 
 
@@ -260,5 +264,16 @@ def test_roll_brings_the_key_of_the_workers_that_come() -> None:
             client = AdminClient(d.url)
             await asyncio.to_thread(roll, client, pair, 30.0, lambda line: None, worker_api_key="new-secret")
             assert [(w.url, w.api_key) for w in d.gateway.registry] == [(new.url, "new-secret")]
+
+    asyncio.run(main())
+
+
+def test_head_of_what_a_worker_says_of_itself_blames_no_worker() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("tenant",), admin_api_key="root") as d:
+            for _ in range(20):
+                assert await d.call("HEAD", "/server_info", headers=CLIENT) == (200, b"")
+            (worker,) = d.gateway.registry
+            assert worker.breaker.closed and not d.gateway.metrics.failures
 
     asyncio.run(main())

@@ -161,7 +161,12 @@ def test_garbage_is_a_fault() -> None:
             coming.feed(raw)
             with pytest.raises(ProtocolError):
                 await head_of(coming)
-        for raw in (b"HTTP/1.1 200 OK\r\nX: " + b"y" * LARGEST_HEAD, b"HTTP/1.1 101 Up\r\nUpgrade: x\r\n\r\nhello"):
+        statuses = [b"HTTP/1.1 %03d Odd\r\nContent-Length: 0\r\n\r\n" % status for status in (0, 99, 600, 999)]
+        for raw in (
+            b"HTTP/1.1 200 OK\r\nX: " + b"y" * LARGEST_HEAD,
+            b"HTTP/1.1 101 Up\r\nUpgrade: x\r\n\r\nhello",
+            *statuses,
+        ):
             coming = response()
             coming.feed(raw)
             with pytest.raises(ProtocolError):

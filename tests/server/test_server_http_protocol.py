@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import pytest
+import uvloop
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +20,15 @@ from bough.server.app import App
 from bough.server.bodies import read_bytes
 from bough.server.endpoint import Endpoint
 from bough.server.http import HttpServer, open_listener
-from bough.server.http_protocol import EXCHANGE_KEY, LEAST_BODY, MOST_HEADERS, MOST_PIPELINED, HttpProtocol
+from bough.server.http_protocol import (
+    EXCHANGE_KEY,
+    LEAST_BODY,
+    MOST_HEADERS,
+    MOST_PIPELINED,
+    WHOLE_KEY,
+    Exchange,
+    HttpProtocol,
+)
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Open = Callable[[], Awaitable[Client]]
@@ -131,10 +141,37 @@ def test_head_gets_the_head_alone() -> None:
     assert body_of(raw) == b"" and b"content-length: 8" in raw
 
 
+@pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)])
+def test_a_length_that_is_not_known_is_not_called_none(method: bytes, status: int) -> None:
+    async def empty(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": [], WHOLE_KEY: b""})
+
+    raw = answers(empty, method + b" / HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n")
+    assert b"content-length" not in raw and b"chunked" not in raw and raw.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("target", [b"http://x", b"http://x/", b"/"])
+def test_a_target_may_have_a_host(target: bytes) -> None:
+    assert body_of(answers(echo, b"GET %b?a=b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (target, LAST))) == b"GET / a=b "
+
+
 def test_a_client_that_asks_first_is_told_to_go_on() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n" + LAST + b"\r\n"
     interim, _, raw = answers(echo, head, b"hello").partition(b"\r\n\r\n")
     assert interim == b"HTTP/1.1 100 Continue" and body_of(raw) == b"POST /  hello"
+
+
+ASKS = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-Continue\r\nContent-Length: 5\r\n"
+
+
+def test_a_client_that_asks_first_is_told_once() -> None:
+    raw = answers(echo, ASKS + LAST + b"\r\n", *(bytes([each]) for each in b"hello"))
+    assert raw.count(b"100 Continue") == 1 and raw.endswith(b"POST /  hello")
+
+
+def test_a_client_that_is_not_told_to_send_its_body_may_not_send_another_request_in_its_place() -> None:
+    raw = answers(App([], ServerSettings()), ASKS + b"\r\n")
+    assert raw.startswith(b"HTTP/1.1 404 ") and CLOSE in raw and raw.count(b"HTTP/1.1") == 1
 
 
 def test_a_wish_for_another_protocol_is_passed_over() -> None:
@@ -196,7 +233,7 @@ def test_what_surrounds_a_body_has_an_end(beginning: bytes) -> None:
             return b""
 
     raw = asyncio.run(play())
-    assert raw == b"" or (raw.startswith(b"HTTP/1.1 431 ") and raw.endswith(b"send less.\n"))
+    assert raw.startswith(b"HTTP/1.1 431 ") and raw.endswith(b"send less.\n")
 
 
 def test_a_head_that_comes_byte_by_byte_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +252,126 @@ def test_a_head_that_comes_byte_by_byte_has_its_time(monkeypatch: pytest.MonkeyP
             return b""
 
     assert asyncio.run(play()) == b""
+
+
+# ---- responses that do not wait for the body
+
+EARLY = App([Endpoint("/a", lambda request: sized(request), "its length")], ServerSettings(api_key="k", max_body_mb=1))
+LONG = b"x" * (8 << 20)
+CHUNKED = b"".join(b"%x\r\n%b\r\n" % (1 << 16, LONG[: 1 << 16]) for _ in range(128)) + b"0\r\n\r\n"
+
+
+def sent_first(app: ASGIApp, raw: bytes, loop: Callable[[], asyncio.AbstractEventLoop]) -> bytes:
+    """What a client finds that reads nothing before it has sent all, as many libraries do."""
+
+    def client(address: tuple[str, int]) -> bytes:
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(raw)
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    async def play() -> bytes:
+        async with served(app) as connect, asyncio.timeout(60):
+            _, writer = await connect()
+            return await asyncio.to_thread(client, writer.get_extra_info("peername"))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(play())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize(
+    ("target", "key", "status"),
+    [(b"/nothing", b"", b"404"), (b"/a", b"", b"401"), (b"/a", b"X-Api-Key: k\r\n", b"413")],
+)
+def test_a_client_that_sends_all_before_it_reads_finds_its_early_response(
+    target: bytes, key: bytes, status: bytes, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    for framing, body in (
+        (b"Content-Length: %d\r\n" % len(LONG), LONG),
+        (b"Transfer-Encoding: chunked\r\n", CHUNKED),
+    ):
+        head = b"POST %b HTTP/1.1\r\nHost: x\r\n" % target + key + framing
+        raw = sent_first(EARLY, head + LAST + b"\r\n" + body, loop)
+        assert raw.startswith(b"HTTP/1.1 " + status) and raw.count(b"HTTP/1.1") == 1
+        # The connection is good for another request.
+        raw = sent_first(EARLY, head + b"\r\n" + body + b"GET /other HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n", loop)
+        assert raw.startswith(b"HTTP/1.1 " + status) and raw.count(b"HTTP/1.1") == 2 and b"no /other here" in raw
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_sends_all_before_it_reads_finds_its_refusal(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    raw = sent_first(echo, HEAD + b"X: " + LONG, loop)
+    assert raw.startswith(b"HTTP/1.1 431 ") and raw.endswith(b"send less.\n")
+    raw = sent_first(echo, HEAD + b"Transfer-Encoding: chunked\r\n\r\nno size" + LONG, loop)
+    assert raw.startswith(b"HTTP/1.1 400 ") and raw.count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_leaves_within_a_body_that_nobody_wants_is_noticed() -> None:
+    async def play() -> None:
+        async with serving(EARLY) as (server, connect), asyncio.timeout(30):
+            reader, writer = await connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(LONG))
+            writer.write(LONG[: 4 * LEAST_BODY])  # more than waits for an application
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(LONG[: 4 * LEAST_BODY])
+            await asyncio.sleep(0.05)
+            writer.transport.abort()
+            while server.server_state.connections:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("last", [b"", LAST])
+def test_a_body_that_nobody_wants_is_read_for_a_while(last: bytes) -> None:
+    async def play() -> bytes:
+        async with serving(EARLY) as (server, connect):
+            reader, writer = await connect()
+            writer.write(HEAD + last + b"Transfer-Encoding: chunked\r\n\r\n")
+            raw = await reader.readuntil(b"\r\n\r\n")
+            began_s = clock.time()
+            while server.server_state.connections and clock.time() < began_s + 1000:
+                writer.write(b"1\r\nx\r\n")
+                await asyncio.sleep(0.001)
+                clock.ahead_s += 0.5
+            assert began_s + http.KEEP_ALIVE_S - 1 < clock.time() < began_s + http.KEEP_ALIVE_S + 10
+            return raw
+
+    clock = Clock()
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        assert runner.run(play()).startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_body_that_goes_wrong_after_its_response_has_no_other() -> None:
+    async def play() -> bytes:
+        async with served(EARLY) as connect, asyncio.timeout(30):
+            reader, writer = await connect()
+            writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            raw = await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"no size\r\n")
+            return raw + await reader.read()
+
+    raw = asyncio.run(play())
+    assert raw.startswith(b"HTTP/1.1 404 ") and raw.count(b"HTTP/1.1") == 1
+
+
+def test_a_body_that_was_not_read_is_not_kept() -> None:
+    async def play() -> None:
+        seen: list[Exchange] = []
+
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(scope[EXCHANGE_KEY])
+            await EARLY(scope, receive, send)
+
+        async with served(noting) as connect, asyncio.timeout(30):
+            reader, writer = await connect()
+            writer.write(POST)
+            await reader.readuntil(b"\r\n\r\n")
+            assert seen[0].take_whole() == b""
+
+    asyncio.run(play())
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -391,3 +548,53 @@ def test_an_application_waits_for_a_client_that_reads_slowly() -> None:
             writer.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_takes_nothing_of_its_response_is_not_waited_for(reads: bool) -> None:
+    async def play() -> None:
+        left = asyncio.Event()
+
+        async def flooding(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[EXCHANGE_KEY].on_leave = left.set
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(1000):
+                await send({"type": "http.response.body", "body": b"x" * (1 << 18), "more_body": True})
+
+        async with serving(flooding) as (server, connect):
+            reader, writer = await connect()
+            writer.write(POST)
+            began_s = clock.time()
+            while not left.is_set() and clock.time() < began_s + 8 * http.KEEP_ALIVE_S:
+                await asyncio.sleep(0.02)
+                clock.ahead_s += http.KEEP_ALIVE_S / 4
+                if reads:
+                    await reader.readexactly(4 << 20)
+            assert left.is_set() is not reads
+            assert reads or not server.server_state.connections
+            writer.transport.abort()
+
+    clock = Clock()
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        runner.run(play())
+
+
+def test_a_response_that_is_complete_waits_no_longer_for_a_client_that_takes_nothing() -> None:
+    async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [], WHOLE_KEY: LONG * 4})
+
+    async def play() -> None:
+        async with serving(whole) as (server, connect):
+            _, writer = await connect()
+            writer.write(POST)
+            began_s = clock.time()
+            await asyncio.sleep(0.1)
+            while server.server_state.connections and clock.time() < began_s + 8 * http.KEEP_ALIVE_S:
+                await asyncio.sleep(0.02)
+                clock.ahead_s += http.KEEP_ALIVE_S / 4
+            assert not server.server_state.connections
+            writer.transport.abort()
+
+    clock = Clock()
+    with asyncio.Runner(loop_factory=lambda: clock) as runner:
+        runner.run(play())

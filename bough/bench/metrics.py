@@ -9,6 +9,7 @@ import io
 import itertools
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,40 +17,15 @@ import numpy.typing as npt
 
 from bough.bench.backends import Record
 from bough.core.errors import SettingsError
+from bough.core.files import table_beside
 
 FloatArray = npt.NDArray[np.float64]
 PERCENTILES = (90, 95, 99)
-LINES = (
-    ("backend", "Backend"),
-    ("dataset_name", "Data set"),
-    ("request_rate", "Traffic request rate"),
-    ("max_concurrency", "Max request concurrency"),
-    ("completed", "Successful requests"),
-    ("failed", "Failed requests"),
-    ("first_error", "First error"),
-    ("duration", "Benchmark duration (s)"),
-    ("total_input_tokens", "Total input tokens"),
-    ("total_cached_tokens", "Total cached tokens"),
-    ("total_output_tokens", "Total generated tokens"),
-    ("request_throughput", "Request throughput (req/s)"),
-    ("image_throughput", "Image throughput (images/s)"),
-    ("input_throughput", "Input token throughput (tok/s)"),
-    ("output_throughput", "Output token throughput (tok/s)"),
-    ("max_output_tokens_per_s", "Peak output token throughput (tok/s)"),
-    ("total_throughput", "Total token throughput (tok/s)"),
-    ("concurrency", "Concurrency"),
-    ("max_concurrent_requests", "Peak concurrent requests"),
-)
+LINES: dict[str, str] = table_beside(__file__, "report.toml")
 SPREADS = (("e2e_latency", "E2E Latency"), ("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"))
 WORDS = ("mean", "median", "p90", "p95", "p99")
 CURVE_POINTS = 200
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem }} img {{ max-width: 100% }}
-td {{ padding-right: 1rem }} td + td {{ text-align: right }} div {{ display: flex; gap: 3rem }}</style>
-</head><body><h1>{title}</h1><img alt="" src="data:image/png;base64,{picture}">
-<div><table>{figures}</table><table>{settings}</table></div></body></html>
-"""
+PAGE = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
@@ -120,7 +96,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [(label, shown(result[name])) for name, label in LINES if result.get(name) is not None]
+    rows = [(label, shown(result[name])) for name, label in LINES.items() if result.get(name) is not None]
     for name, label in SPREADS:
         rows += [(f"{word.capitalize()} {label} (ms)", shown(result[f"{word}_{name}_ms"])) for word in WORDS]
     return [*rows, ("Max ITL (ms)", shown(result["max_itl_ms"]))]

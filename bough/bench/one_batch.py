@@ -18,9 +18,9 @@ from bough.executor.plain_plans import decode_plan, prompt_plan
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16])
-    load.add_argument("--input-len", type=int, default=128)
-    load.add_argument("--output-len", type=int, default=16)
+    load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16], help="requests of a batch, in turn")
+    load.add_argument("--input-len", type=int, default=128, help="tokens of each prompt")
+    load.add_argument("--output-len", type=int, default=16, help="tokens of each answer")
     load.add_argument("--json", action="store_true", help="print one JSON object per batch size")
 
 

@@ -11,25 +11,9 @@ from typing import Any
 from bough.cli.commands import HELP_FLAGS, Command, Menu, Parser
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
+from bough.core.files import table_beside
 
-# Benchmarks of single parts: they live beside the tests and run in a checkout only.
-OF_PARTS = {
-    "perplexity": "the quality of quantised weights",
-    "lang": "the frontend language: overhead, gain from shared prefixes",
-    "constrained": "the cost of structured output",
-    "cpu": "this CPU, alone or compared with llama.cpp",
-    "embeddings": "the throughput of embeddings",
-    "gateway": "routing policies, and the gateway's overhead",
-    "costs": "the cost model of parallel engines compared with measurements",
-    "speculation": "speculative decoding on and off, in turns",
-    "tiers": "the gain from host memory for long chats",
-    "restart": "the gain from stored prefixes after a restart",
-    "pd": "prefill/decode disaggregation compared with one engine",
-    "online": "the online loads W5 and W6 on any OpenAI server",
-    "edge": "the overhead of HTTP, without a model",
-    "page": "the cost of an open web page",
-    "tree": "the radix tree alone",
-}
+OF_PARTS: dict[str, str] = table_beside(__file__, "bench_parts.toml")
 MENU = Menu(
     program="bough bench",
     about="Measures how fast the engine and its parts are.",

@@ -13,6 +13,7 @@ from bough.cli.flags import add_setting, checked
 from bough.cli.serve import settings_of
 from bough.core.custom_code import check_server_code
 from bough.core.errors import SettingsError
+from bough.core.files import table_beside
 from bough.core.gateway_settings import BOOTSTRAP_PORT, GatewaySettings, gateway_fields
 
 ENVIRONMENT_PREFIX = "BOUGH_GATEWAY_"
@@ -20,12 +21,16 @@ KEY_VARIABLE = ENVIRONMENT_PREFIX + "API_KEY"
 ADMIN_KEY_VARIABLE = ENVIRONMENT_PREFIX + "ADMIN_API_KEY"
 WORKER_KEY_VARIABLE = ENVIRONMENT_PREFIX + "WORKER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:30000"
+ROUTER_FLAGS = table_beside(__file__, "router_flags.toml")
 
 
 def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in CLIENT_COMMANDS:
         return CLIENT_COMMANDS[argv[0]](argv[1:])
     end = list(argv).index("--") if "--" in argv else len(argv)
+    for instead, flags in ROUTER_FLAGS["refused"].items():
+        if found := {f"--{flag}" for flag in flags.split()}.intersection(word.partition("=")[0] for word in argv[:end]):
+            raise SettingsError(f"{min(found)} is not here: {instead}.")
     settings = settings_from(_parser().parse(argv[:end]), tuple(argv[end + 1 :]))
     from bough.gateway.service import run_gateway
 
@@ -70,8 +75,7 @@ def _client_parser(name: str, about: str) -> Parser:
     parser = Parser(program=f"bough gateway {name}", about=about)
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the gateway's address (default: {DEFAULT_URL})")
     key = os.environ.get(ADMIN_KEY_VARIABLE) or os.environ.get(KEY_VARIABLE)
-    about_key = f"its --admin-api-key; also {ADMIN_KEY_VARIABLE} or {KEY_VARIABLE}"
-    parser.add_argument("--api-key", default=key, help=about_key)
+    parser.add_argument("--api-key", default=key, help=f"its admin key; also {ADMIN_KEY_VARIABLE} or {KEY_VARIABLE}")
     return parser
 
 
@@ -92,16 +96,24 @@ def _parser() -> Parser:
         help="a prefill engine, and the port where it meets decode engines (default: 8998); may be given repeatedly",
     )  # fmt: skip
     section.add_argument("--decode", metavar="URL", help="decode engines", **several)
-    section.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="key that opens the API; may be given repeatedly"
-    )
+    section.add_argument("--api-key", action="append", default=[], metavar="KEY", help="key of a client; repeatable")
     section.add_argument("--selector", metavar="KEY=VALUE", help="labels of Kubernetes pods", **several)
-    section.add_argument(
-        "--config", metavar="FILE", help="YAML file with workers, policies, keys and settings; watched"
-    )
+    section.add_argument("--config", metavar="FILE", help="YAML file of workers, policies, keys and settings; watched")
     for f in gateway_fields():
         add_setting(section, f, f.default)
+    quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    read: dict[str, dict[str, Any]] = {"max-payload-size": {"type": whole_mib}, "cors-allowed-origins": {"nargs": "+"}}
+    for flag, name in ROUTER_FLAGS["same"].items():
+        section.add_argument(f"--{flag}", dest=name, **read.get(flag, {}), **quiet)
+    for flag, (name, value) in ROUTER_FLAGS["fixed"].items():
+        section.add_argument(f"--{flag}", dest=name, action="store_const", const=value, **quiet)
+    for flag, only in ROUTER_FLAGS["only"].items():
+        section.add_argument(f"--{flag}", choices=[only], **quiet)
     return parser
+
+
+def whole_mib(text: str) -> int:
+    return -(-int(text) >> 20)
 
 
 def settings_from(
@@ -143,7 +155,7 @@ def settings_from(
 
 
 def _prefill(words: Sequence[str]) -> tuple[str, int]:
-    url, *port = words
+    url, port = words[0], [word.lower() for word in words[1:]]
     if len(port) > 1 or not all(word == "none" or (word.isdecimal() and 0 < int(word) < 65536) for word in port):
         raise SettingsError(f"--prefill takes a URL and perhaps a port; repeat it. Got {' '.join(words)}.")
     return url, int(port[0]) if port and port[0] != "none" else BOOTSTRAP_PORT
@@ -160,5 +172,5 @@ def _given(parsed: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, 
         variable = ENVIRONMENT_PREFIX + f.name.upper()
         text = vars(parsed).get(f.name, environ.get(variable) or None)
         if text is not None:
-            found[f.name] = checked(f, text)
+            found[f.name] = checked(f, ",".join(text) if isinstance(text, list) else text)
     return found

@@ -10,6 +10,7 @@ import httpx
 
 from bough.cli.commands import Parser
 from bough.core.errors import SettingsError
+from bough.gateway.registry import normal_url
 
 ERRORS = (b'data: {"error"', b"event: error", b"event: response.failed", b'{"error"')  # in streams that have begun
 
@@ -24,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--unfinished", action="store_true", help="only those that ran when the engine died")
     parsed = parser.parse(argv)
     requests = [r for r in read_dump(Path(parsed.file)) if not (parsed.unfinished and r["finished"])]
-    failed = asyncio.run(_send_all(requests, parsed.url, parsed.api_key, parsed.speed))
+    failed = asyncio.run(_send_all(requests, normal_url(parsed.url), parsed.api_key, parsed.speed))
     print(f"{len(requests) - failed} of {len(requests)} requests answered.")
     return 1 if failed else 0
 

@@ -18,11 +18,13 @@ from tqdm import tqdm
 
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings
-from bough.core.errors import SettingsError
+from bough.core.errors import BoughError, SettingsError
 from bough.core.setting_checks import require_counts
+from bough.gateway.registry import normal_url
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 CONCURRENCY = 256  # enough to fill a GPU's batch
+PATIENCE_S = 60.0  # for the first answer of a server that may be busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def run(argv: Sequence[str]) -> int:
     if parsed.input_file is None or parsed.output_file is None:
         raise SettingsError("Give both files: `bough run-batch -i requests.jsonl -o answers.jsonl`.")
     require_counts(parsed, ("max_concurrency",))
-    if parsed.url is not None and given_settings(parsed, environ={}):
+    url = None if parsed.url is None else normal_url(parsed.url)
+    if url is not None and given_settings(parsed, environ={}):
         raise SettingsError("--url names a server that runs; its engine flags are its own. Leave them out.")
     requests = read_requests(Path(parsed.input_file))
     if Path(parsed.output_file).resolve() == Path(parsed.input_file).resolve():
@@ -52,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"{len(requests) - len(left)} of {len(requests)} requests were answered before; going on with the rest.")
     failed = sum(answered.get(request.custom_id, 200) != 200 for request in requests)
     if left:
-        with _server(parsed.url, settings) as url, Path(parsed.output_file).open("a", encoding="utf-8") as output:
+        with _server(url, settings) as url, Path(parsed.output_file).open("a", encoding="utf-8") as output:
             failed += asyncio.run(_answer_all(url, parsed.key, left, parsed.max_concurrency, output))
     print(f"{len(requests) - failed} of {len(requests)} requests answered: {parsed.output_file}")
     if failed:
@@ -75,7 +78,11 @@ def _parser() -> Parser:
 @contextlib.contextmanager
 def _server(url: str | None, settings: dict[str, Any]) -> Iterator[str]:
     if url is not None:
-        yield url.rstrip("/")
+        try:
+            httpx.get(f"{url}/v1/models", timeout=PATIENCE_S)  # any answer will do
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BoughError(f"No server answers at {url}: {error}. Give the address of one that runs.") from None
+        yield url
         return
     from bough.launch.owned_server import OwnedServer
 
@@ -184,5 +191,4 @@ async def _answer(client: httpx.AsyncClient, request: BatchRequest) -> dict[str,
         response = {"status_code": answer.status_code, "request_id": request_id, "body": body}
     except httpx.HTTPError as failure:
         error = {"code": "server_unreachable", "message": str(failure) or type(failure).__name__}
-    answer_id = f"batch_req_{uuid.uuid4().hex}"
-    return {"id": answer_id, "custom_id": request.custom_id, "response": response, "error": error}
+    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request.custom_id, "response": response, "error": error}

@@ -26,6 +26,7 @@ LOAD_PAUSE_S = 1.0  # loads are polled more often than health: they tell what ot
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
 LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
 SPEED_FIGURE = "prefill_tokens_per_s"
+ENGINE_DEAD = b"EngineDeadError"  # of Bough's servers, in the moments before they end as well
 
 
 class HealthRecord:
@@ -86,7 +87,8 @@ class HealthChecks(RegistryListener):
 
     async def _check(self, worker: Worker, record: HealthRecord) -> None:
         try:
-            await is_well(self._upstream, worker, self._settings.health_check_timeout_secs)
+            timeout_s, path = self._settings.health_check_timeout_secs, self._settings.health_check_endpoint
+            await is_well(self._upstream, worker, timeout_s, f"/{path.lstrip('/')}")
         except (OSError, ValueError) as error:
             worker.last_error = reason = f"its health check failed: {describe(error)}"
             ended = nobody_listens(error)
@@ -119,13 +121,12 @@ class HealthChecks(RegistryListener):
                     await read_load(self._upstream, worker, self._settings.health_check_timeout_secs)
 
 
-async def refuses_connections(upstream: Upstream, worker: Worker) -> bool:
-    """Whether nobody listens where a worker was a moment ago: its process has ended."""
+async def has_ended(upstream: Upstream, worker: Worker) -> bool:
+    """Whether nobody listens where a worker was a moment ago, or its server says that the engine is dead."""
     try:
-        await upstream.get(worker, "/health", FIRST_LOAD_S)
+        return ENGINE_DEAD in (await upstream.get(worker, "/health", FIRST_LOAD_S))[1]
     except OSError as error:
         return nobody_listens(error)
-    return False
 
 
 def nobody_listens(error: Exception) -> bool:
@@ -135,9 +136,9 @@ def nobody_listens(error: Exception) -> bool:
 # ---- what a worker says of itself: any OpenAI-compatible server will do, and what it does not answer stays unknown
 
 
-async def is_well(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
-    """Raises what is wrong with the worker. One without `/health` must list its models."""
-    status, _ = await upstream.get(worker, "/health", timeout_s)
+async def is_well(upstream: Upstream, worker: Worker, timeout_s: float, path: str = "/health") -> None:
+    """Raises what is wrong with the worker. One without that path must list its models."""
+    status, _ = await upstream.get(worker, path, timeout_s)
     if status in UNKNOWN_ROUTE:
         status, _ = await upstream.get(worker, "/v1/models", timeout_s)
     if status != 200:

@@ -25,7 +25,8 @@ UNAVAILABLE = "PrefillUnavailableError"  # a decode engine's word for a prefill 
 class Pairing:
     def __init__(self, registry: Registry, settings: GatewaySettings) -> None:
         self._registry = registry
-        self.policies = PolicyTable(PolicyChoice(settings.prefill_policy or settings.default_policy), registry.knows)
+        policy = settings.prefill_policy or settings.policy or "cost"
+        self.policies = PolicyTable(PolicyChoice(policy, settings.options_of(policy)), registry.knows)
         registry.listen(self.policies)
 
     def lease(self, call: Call, decode: Lease) -> Lease | None:
@@ -49,7 +50,7 @@ class Pairing:
 
     def failed(self, call: Call, prefill: Lease, failure: AttemptFailedError) -> AttemptFailedError:
         """Ends the lease of a failed attempt. What the prefill engine is to blame for is tried with another at once."""
-        if failure.error_type == UNAVAILABLE:
+        if UNAVAILABLE in failure.error_words:
             call.tried_prefills |= {prefill.worker.id}
             prefill.fail(failure.reason)
             return AttemptFailedError("its prefill engine is gone", 503, moved=True)

@@ -53,7 +53,7 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
             self.poison = "two workers answered 501 to it"
 
     def ended(self, worker: Worker) -> None:
-        """The worker's process has ended while it had the request."""
+        """The worker, or its engine, has ended while it had the request."""
         self._ended |= {worker.id}
         among, self._among = self._among, None
         if among is not None:
@@ -62,7 +62,7 @@ class Faults(msgspec.Struct, eq=False, weakref=True):
             self.poison = "two workers ended while they had it"
 
     def progressed(self) -> None:
-        """The request got further than on the worker before, so it was not what ended that one."""
+        """The request got further than on the workers before, so it was not what ended those."""
         self._ended = frozenset()
 
     def settle(self) -> None:

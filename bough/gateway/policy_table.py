@@ -20,7 +20,7 @@ class PolicyChoice:
 
 
 def default_choice(settings: GatewaySettings) -> PolicyChoice:
-    return PolicyChoice(settings.default_policy, settings.default_policy_options)
+    return PolicyChoice(settings.default_policy, settings.options_of(settings.default_policy))
 
 
 class PolicyTable(RegistryListener):

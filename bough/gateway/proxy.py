@@ -17,7 +17,7 @@ from bough.gateway.cache_watch import CacheWatch
 from bough.gateway.call import Call
 from bough.gateway.clients import TokenBucket, take_from_all
 from bough.gateway.dispatch import Dispatch
-from bough.gateway.health import nobody_listens, refuses_connections
+from bough.gateway.health import has_ended, nobody_listens
 from bough.gateway.http_client import Upstream, describe, out_of_descriptors
 from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
@@ -60,11 +60,6 @@ class StickyResponses:
         return None if worker is None or worker.removed else worker
 
 
-def retry_budget() -> TokenBucket:
-    """A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up."""
-    return TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
-
-
 def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
     """The pause before the `retry`-th retry, from 0: it grows, and `chance` (0 to 1) spreads requests that failed
     together."""
@@ -84,7 +79,8 @@ class Proxy:
     metrics: GatewayMetrics
     sticky: StickyResponses
     pairing: Pairing | None = None
-    budget: TokenBucket = field(default_factory=retry_budget)
+    # A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up.
+    budget: TokenBucket = field(default_factory=lambda: TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE))
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only before anything was sent."""
@@ -122,7 +118,7 @@ class Proxy:
                     if call.faults.poison is not None:
                         call.error = POISONED.format(call.faults.poison)
                         self.metrics.poisons[()] += 1
-                        if failure.answered:
+                        if failure.answered and not failure.gave_up:
                             return failure.final_response()
                         raise HttpError(500, call.error, "InternalServerError") from None  # a 502 invites a retry
                     if failure.moved:
@@ -226,11 +222,11 @@ class Proxy:
         return result
 
     async def _note_end(self, call: Call, worker: Worker, error: BaseException) -> None:
-        """Finds out whether the worker ended with the request, where its connection broke."""
+        """Finds out whether the worker ended with the request."""
         if isinstance(error, WorkerLostError):
             ended = worker.ended
-        elif isinstance(error, OSError) and not isinstance(error, TimeoutError) and not nobody_listens(error):
-            ended = worker.ended or await refuses_connections(self.upstream, worker)
+        elif _may_have_ended(error):
+            ended = worker.ended or await has_ended(self.upstream, worker)
         else:
             return
         if ended:
@@ -260,10 +256,9 @@ class Proxy:
                 stream.lease.fail(_reason(error))
                 failures = 0 if len(text.output_ids) > had else failures + (not isinstance(error, WorkerLostError))
                 reason = _reason(error)
-                if len(text.output_ids) > had:  # then it is hardly what ended the worker
+                if len(text.output_ids) > had:
                     call.faults.progressed()
-                else:
-                    await self._note_end(call, stream.lease.worker, error)
+                await self._note_end(call, stream.lease.worker, error)
                 if call.faults.poison is not None:
                     self.metrics.poisons[()] += 1
                     await outlet.broken(POISONED.format(call.faults.poison))
@@ -344,6 +339,13 @@ def _failure_of(error: BaseException) -> AttemptFailedError | None:
     if isinstance(error, OSError):
         return AttemptFailedError(f"the connection failed: {describe(error)}", 502)
     return error if isinstance(error, AttemptFailedError) else None
+
+
+def _may_have_ended(error: BaseException) -> bool:
+    """Whether a worker that had the request broke the connection or gave the request up."""
+    if isinstance(error, OSError):
+        return not isinstance(error, TimeoutError) and not nobody_listens(error)
+    return isinstance(error, WorkerFailedError) or (isinstance(error, AttemptFailedError) and error.gave_up)
 
 
 Tried = asyncio.Task[Response | OpenStream]

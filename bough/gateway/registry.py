@@ -162,7 +162,7 @@ def normal_url(url: str) -> str:
     except ValueError:
         usable = None
     if not usable or parts.query or parts.fragment or parts.username:
-        raise SettingsError(f"A worker's URL looks like http://host:port; got {url!r}.")
+        raise SettingsError(f"The URL of a server looks like http://host:port; got {url!r}.")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path}"
 
 

@@ -79,16 +79,23 @@ class AttemptFailedError(Exception):
         return self._response is not None
 
     @property
-    def error_type(self) -> object:
-        """The worker's own word for it."""
+    def error_words(self) -> tuple[object, ...]:
+        """The worker's own words for it: where `type` is OpenAI's, the engine's is in `code`."""
         fields = None if self._response is None else read_response_fields(self._response.body)
-        return fields.error.get("type") if fields is not None and isinstance(fields.error, dict) else None
+        error = fields.error if fields is not None and isinstance(fields.error, dict) else {}
+        return error.get("type"), error.get("code")
 
     @property
     def blames_worker(self) -> bool:
         """A busy worker works, and so does one that lacks a feature. A 503 that is not its own is the gateway's."""
         ours = self.status == 503 and not self.answered
         return not (self.moved or ours or self.status in BUSY_STATUSES or self.status == NOT_IMPLEMENTED)
+
+    @property
+    def gave_up(self) -> bool:
+        """A 503 to a request that the worker had taken: one that it cannot take says when to try again."""
+        headers = () if self._response is None else self._response.headers
+        return self.answered and self.status == 503 and all(name.lower() != b"retry-after" for name, _ in headers)
 
     def final_response(self) -> Response:
         """The worker's own error, or ours, which is raised."""

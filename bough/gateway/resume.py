@@ -110,6 +110,7 @@ class ResumableText:
         self._earlier: Logprobs = {}
         self._buffer = bytearray()
         self._finished = False
+        self._failure: WorkerFailedError | None = None
         self._undecided = True  # whether the worker that it comes from speaks the protocol
 
     @property
@@ -128,7 +129,10 @@ class ResumableText:
         return not (self._buffer or self._undecided or self._earlier)
 
     def feed(self, data: bytes) -> bytes:
-        """What may go to the client. Raises `WorkerFailedError` if a resumable stream blames its worker."""
+        """What may go to the client. If a resumable stream blames its worker, raises `WorkerFailedError` once all that
+        came before is out."""
+        if self._failure is not None:
+            raise self._failure
         if self.annotated is False:
             self.delivered = self.delivered or bool(data)
             return data
@@ -144,13 +148,20 @@ class ResumableText:
                 ready.append(self.last)
             data = data[at:]
         self._buffer += data
-        while (group := self._next_group()) is not None:
-            ready.append(group)
+        try:
+            while (group := self._next_group()) is not None:
+                ready.append(group)
+        except WorkerFailedError as error:
+            if not ready:
+                raise
+            self._failure = error
         return b"".join(ready)
 
     def rest(self, tail: bytes | None = None) -> bytes:
         """What is left when the worker has closed the stream. A resumable stream must have reached its end mark; any
         other must where `tail`, what came last of it, is given."""
+        if self._failure is not None:
+            raise self._failure
         cut_off = tail is not None and not any(end in (tail + self._buffer)[-TAIL:] for end in ENDINGS)
         if cut_off or (self.annotated and not self._finished):
             raise WorkerFailedError("the stream ended before its answer did")
@@ -161,7 +172,7 @@ class ResumableText:
     def restart(self) -> None:
         """Another worker continues the stream; what was not passed on comes again."""
         self._buffer.clear()
-        self._undecided = True
+        self._undecided, self._failure = True, None
         self._earlier = last_logprobs(self.last) or self._earlier
 
     def body(self, original: bytes) -> bytes:

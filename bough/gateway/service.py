@@ -19,13 +19,14 @@ import uvloop
 from bough.core.child_environment import leave_with_parent, settle_garbage
 from bough.core.errors import BoughError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
+from bough.core.server_settings import EdgeSettings
 from bough.gateway import processes
 from bough.gateway.app import GatewayApp
 from bough.gateway.config_file import ConfigFile
 from bough.gateway.core import Gateway
 from bough.gateway.kubernetes import KubernetesPods
 from bough.gateway.launching import LocalEngines
-from bough.gateway.management import Management
+from bough.gateway.management import Management, Route
 from bough.observability.logs import set_up_logging
 from bough.server.app import Front, with_cors
 from bough.server.browsers import BrowserRules
@@ -61,7 +62,10 @@ async def serve(
         children = None
         if settings.processes > 1 and group is None:
             group, children = _start_processes(settings, listener, engines, cleanup)
-        front.open(with_cors(GatewayApp(gateway, await _management(gateway, engines, group, cleanup)), settings))
+        management = await _management(gateway, engines, group, cleanup)
+        front.open(with_cors(GatewayApp(gateway, management), settings))
+        if settings.prometheus_port is not None and (group is None or not group.number):
+            await _open_metrics(management, settings, settings.prometheus_port, cleanup)
         grpc = await _open_grpc(front, settings, cleanup)
         async with http.serving() as serving:
             settle_garbage()
@@ -142,6 +146,25 @@ async def _management(
     shared = processes.SharedManagement(gateway, group, engines.restart)
     await shared.catch_up()
     return shared
+
+
+class OnlyMetrics(Management):
+    def __init__(self, whole: Management) -> None:
+        self.gateway, self._whole = whole.gateway, whole
+
+    def find(self, method: str, path: str) -> Route | None:
+        return self._whole.find(method, path) if path == "/metrics" else None
+
+
+async def _open_metrics(
+    management: Management, settings: GatewaySettings, port: int, cleanup: contextlib.AsyncExitStack
+) -> None:
+    edge = EdgeSettings(host=settings.prometheus_host or settings.host, port=port)
+    listener = cleanup.enter_context(listening(edge))
+    front = Front(browsers=BrowserRules(settings, loopback=is_loopback(listener)))
+    front.open(GatewayApp(management.gateway, OnlyMetrics(management), private=True))
+    await cleanup.enter_async_context(HttpServer(front, listener, edge).serving())
+    log.info("metrics are at %s/metrics too", url_of(listener, edge))
 
 
 async def _open_grpc(front: Front, settings: GatewaySettings, cleanup: contextlib.AsyncExitStack) -> list[Any]:

@@ -12,6 +12,7 @@ from os.path import commonprefix
 from typing import Any, Protocol
 
 from bough.core.errors import RequestError, SettingsError, nearest
+from bough.core.files import table_beside
 from bough.core.media import MediaKind
 from bough.tokenizer.chat_template import ChatTemplate
 
@@ -194,51 +195,14 @@ class NamedFormat:
         return self.around[roles[-1]][1]
 
 
-def _marks(before: str, after: str) -> dict[str, Around]:
-    return {role: (before.format(role), after) for role in ("system", "user", "assistant")}
+def _named_format(*, stop: Sequence[str] = (), default_system: str | None = None, **around: Around) -> NamedFormat:
+    return NamedFormat({role: (before, after) for role, (before, after) in around.items()}, tuple(stop), default_system)
 
 
-FORMATS: dict[str, NamedFormat] = {
-    "default": NamedFormat({"system": ("SYSTEM:", "\n"), "user": ("USER:", "\n"), "assistant": ("ASSISTANT:", "\n")}),
-    "chatml": NamedFormat(_marks("<|im_start|>{}\n", "<|im_end|>\n"), ("<|im_end|>",), "You are a helpful assistant."),
-    "llama-2-chat": NamedFormat(
-        {"system": ("<<SYS>>\n", "\n<</SYS>>\n\n"), "user": ("[INST] ", " [/INST]"), "assistant": ("", " </s><s>")}
-    ),
-    "llama-3-instruct": NamedFormat(
-        _marks("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"), ("<|eot_id|>",)
-    ),
-    "gemma-it": NamedFormat(
-        {
-            "system": ("", ""),
-            "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
-            "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
-        }
-    ),
-    "mistral": NamedFormat(
-        {
-            "system": ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
-            "user": ("[INST] ", " [/INST]"),
-            "assistant": ("", "</s>"),
-        }
-    ),
-    "deepseek-v3": NamedFormat(
-        {"system": ("", ""), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")},
-        ("<｜end▁of▁sentence｜>",),
-    ),
-}
-
+_TABLE = table_beside(__file__, "chat_formats.toml")
+FORMATS: dict[str, NamedFormat] = {name: _named_format(**stated) for name, stated in _TABLE["formats"].items()}
 FORMATS["qwen"] = FORMATS["chatml"]
-
-# Which name a model's path suggests; the first that matches.
-PATHS = (
-    (r"llama-?2.*chat|codellama.*instruct", "llama-2-chat"),
-    (r"llama-?3.*instruct", "llama-3-instruct"),
-    (r"deepseek-?(v3|r1)(?!.*(base|distill))", "deepseek-v3"),
-    (r"qwen.*(chat|instruct)|qwen-?3", "qwen"),
-    (r"gemma.*it", "gemma-it"),
-    (r"mistral|mixtral|pixtral", "mistral"),
-    (r"smollm|chatml|yi-.*chat|hermes", "chatml"),
-)
+PATHS: dict[str, str] = _TABLE["paths"]
 
 
 def format_by_name(name: str) -> NamedFormat:
@@ -249,4 +213,4 @@ def format_by_name(name: str) -> NamedFormat:
 
 
 def format_by_path(path: str) -> NamedFormat:
-    return FORMATS[next((name for pattern, name in PATHS if re.search(pattern, path, re.IGNORECASE)), "default")]
+    return FORMATS[next((name for way, name in PATHS.items() if re.search(way, path, re.IGNORECASE)), "default")]

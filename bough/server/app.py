@@ -224,7 +224,8 @@ class Front:
                 await self._app(scope, receive, named_send)
             else:
                 headers = {"Retry-After": "1", "Connection": "close"}
-                closed = Failure(503, self.phase.value, "ServiceUnavailableError", headers=headers)
+                kind = "EngineDeadError" if self.phase is Phase.DEAD else "ServiceUnavailableError"
+                closed = Failure(503, self.phase.value, kind, headers=headers)
                 await error_response(refusal or closed, shape_of(path))(scope, receive, named_send)
         finally:
             if counted:

@@ -149,7 +149,7 @@ OPENAI_TYPES = {
 
 def openai_shape(failure: Failure) -> dict[str, Any]:
     fallback = "invalid_request_error" if failure.status < 500 else "server_error"
-    kind, code = OPENAI_TYPES.get(failure.status, (fallback, None))
+    kind, code = OPENAI_TYPES.get(failure.status, (fallback, failure.type if failure.status == 503 else None))
     return {"error": {"message": failure.message, "type": kind, "param": failure.field, "code": failure.code or code}}
 
 

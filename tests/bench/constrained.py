@@ -56,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--output-len", type=int, default=384, help="most tokens of an answer")
     load.add_argument("--rounds", type=int, default=3, help="how often each load runs; the median counts")
     load.add_argument("--masks-only", action="store_true", help="no engine: the masks' part alone")
-    load.add_argument("--seed", type=int, default=0)
+    load.add_argument("--seed", type=int, default=0, help="of the prompts")
     load.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -35,9 +35,9 @@ WORDS = re.findall(
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--num-texts", type=int, default=1000)
+    load.add_argument("--num-texts", type=int, default=1000, help="texts to turn into vectors")
     load.add_argument("--repeat", type=int, default=1, help="runs of the load; the best counts")
-    load.add_argument("--seed", type=int, default=0)
+    load.add_argument("--seed", type=int, default=0, help="of the texts")
     load.add_argument("--beside-sentence-transformers", action="store_true", help="measure that package, too")
     load.add_argument("--beside-onnxruntime", action="store_true", help="the same, of the weights as ONNX")
     load.add_argument("--json", action="store_true", help="print one JSON object per run")

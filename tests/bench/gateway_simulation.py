@@ -250,7 +250,7 @@ class Simulation:
         added_at_s: float = 0.0,
     ) -> None:
         self._clock = Clock()
-        options = GatewaySettings(policy=policy, processes=processes).default_policy_options
+        options = GatewaySettings(policy=policy, processes=processes).options_of(policy)
         self._policies = [build_policy(policy, seed=seed + number, **options) for number in range(processes)]
         self._observers = [each for each in self._policies if isinstance(each, KVEventsPolicy)]
         self._costs = costs

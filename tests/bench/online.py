@@ -36,7 +36,7 @@ LARGEST_TOKEN = 10_000
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, help="of a running server, such as http://127.0.0.1:30000")
     parser.add_argument("--model", required=True, help="the name under which it serves its model")
-    parser.add_argument("--work", choices=["W5", "W6"], default="W5")
+    parser.add_argument("--work", choices=["W5", "W6"], default="W5", help="arrivals at a rate, or users who wait")
     parser.add_argument("--rate", type=float, default=40, help="requests per second (W5)")
     parser.add_argument("--procs", type=int, default=4, help="client processes")
     parser.add_argument(

@@ -29,17 +29,18 @@ from tests.bench.engines import gpu_copy_gb_s, on_gpu, state_of, warm
 from tests.system.pairs import free_port
 
 COUNTS = ("requests", "long_len", "long_every", "output_len", "vocab", "repeat")
+SHORT = "tokens of a short prompt"
 TRANSFERS = 5  # of which the fastest counts: what else runs can only add to it
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--requests", type=int, default=256)
+    load.add_argument("--requests", type=int, default=256, help="requests of the run")
     load.add_argument("--rate", type=float, default=8.0, help="arrivals per second")
-    load.add_argument("--short-len", type=int, nargs=2, default=[64, 256], metavar=("LEAST", "MOST"))
-    load.add_argument("--long-len", type=int, default=8000)
+    load.add_argument("--short-len", type=int, nargs=2, default=[64, 256], metavar=("LEAST", "MOST"), help=SHORT)
+    load.add_argument("--long-len", type=int, default=8000, help="tokens of a long prompt")
     load.add_argument("--long-every", type=int, default=8, help="one prompt of so many is long")
-    load.add_argument("--output-len", type=int, default=128)
+    load.add_argument("--output-len", type=int, default=128, help="tokens of each answer")
     load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
     load.add_argument("--repeat", type=int, default=2, help="rounds of each side")
     load.add_argument("--json", action="store_true", help="print one JSON object for each side, and one for the ratio")

@@ -51,10 +51,10 @@ LOADS = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16])
-    load.add_argument("--output-len", type=int, default=96)
-    load.add_argument("--load", nargs="+", default=list(LOADS), choices=list(LOADS))
-    load.add_argument("--repeat", type=int, default=3)
+    load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16], help="requests at once, each in turn")
+    load.add_argument("--output-len", type=int, default=96, help="tokens of each answer")
+    load.add_argument("--load", nargs="+", default=list(LOADS), choices=list(LOADS), help="what is asked")
+    load.add_argument("--repeat", type=int, default=3, help="runs, on and off in turns")
     load.add_argument("--json", action="store_true", help="print one JSON object per load and batch size")
 
 

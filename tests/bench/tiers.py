@@ -25,21 +25,22 @@ from tests.bench.engines import gpu_copy_gb_s, on_gpu, state_of, warm
 
 RATE = "hicache_bytes_per_s"  # of copies in, as the engine has measured it: what it decides by
 COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens")
+FIRST = "tokens that a chat begins with"
 FIGURES = ("load_back_tokens_total", "hicache_bytes_in_total", "hicache_bytes_out_total")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument("--chats", type=int, default=16)
+    load.add_argument("--chats", type=int, default=16, help="chats of the run")
     load.add_argument("--active", type=int, help="chats that are held at a time; all when left out")
-    load.add_argument("--turns", type=int, default=4)
-    load.add_argument("--context-len", type=int, nargs=2, default=[512, 1536], metavar=("LEAST", "MOST"))
-    load.add_argument("--question-len", type=int, default=32)
-    load.add_argument("--output-len", type=int, default=16)
+    load.add_argument("--turns", type=int, default=4, help="questions of each chat")
+    load.add_argument("--context-len", type=int, nargs=2, default=[512, 1536], metavar=("LEAST", "MOST"), help=FIRST)
+    load.add_argument("--question-len", type=int, default=32, help="tokens of each question")
+    load.add_argument("--output-len", type=int, default=16, help="tokens of each answer")
     load.add_argument("--concurrency", type=int, default=4, help="chats that are answered at a time")
     load.add_argument("--share", type=float, default=0.25, help="of all contexts that fit the KV cache")
     load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
-    load.add_argument("--repeat", type=int, default=2)
+    load.add_argument("--repeat", type=int, default=2, help="runs of each setting")
     load.add_argument("--json", action="store_true", help="print one JSON object for each engine")
     add_plot_flag(load)
 

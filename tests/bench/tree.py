@@ -92,11 +92,11 @@ def run(
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=10_000)
+    parser.add_argument("--prompts", type=int, default=10_000, help="prompts in the tree")
     parser.add_argument("--length", type=int, default=2_000, help="tokens in each prompt")
     parser.add_argument("--shared", type=float, default=0.5, help="fraction of each prompt that is a common prefix")
-    parser.add_argument("--page-size", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page-size", type=int, default=1, help="tokens of a page")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
 
 
 def main(args: argparse.Namespace) -> int:

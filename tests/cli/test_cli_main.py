@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from cli_fakes import FakeEngine, run_with
 
-from bough.cli.commands import without_keys
+from bough.cli import bench
+from bough.cli.commands import Command, Parser, without_keys
 from bough.cli.main import MENU, main
 from bough.core.errors import EngineDeadError, ModelError
 from bough.version import __version__
@@ -31,6 +33,11 @@ def test_help_lists_every_command_with_a_line(capsys: Capture) -> None:
 def test_version(capsys: Capture) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"bough {__version__}\n"
+
+
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "bough", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"bough {__version__}\n", "")
 
 
 @pytest.mark.parametrize("name", MENU.commands)
@@ -129,6 +136,13 @@ def test_benchmarks_of_single_parts_need_a_checkout(monkeypatch: pytest.MonkeyPa
     assert capsys.readouterr().err == (
         "bough: `bough bench tree` is for developers: run it in a checkout of Bough's source.\n"
     )
+
+
+@pytest.mark.parametrize("command", bench.MENU.commands.values(), ids=bench.MENU.commands)
+def test_every_flag_of_a_benchmark_has_a_help_text(command: Command) -> None:
+    parser = Parser(program="bough bench", about="")
+    importlib.import_module(command.module).add_flags(parser)
+    assert [action.option_strings for action in parser._actions if not action.help] == []
 
 
 @pytest.mark.parametrize("argv", [["models"], ["models", "--help"]])

@@ -73,3 +73,9 @@ def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "d").write_text('{"a": 1}\n')
     assert main(["replay", str(tmp_path / "d")]) == 2
     assert "not of a crash dump" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://[", ""])
+def test_what_is_no_address_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert main(["replay", dump(tmp_path / "d", "done"), "--url", url]) == 2
+    assert "looks like http://host:port" in capsys.readouterr().err

@@ -29,6 +29,9 @@ class Server:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 server.asked.append({"path": self.path, **body})
+                if body.get("hang_up"):
+                    self.close_connection = True
+                    return
                 server.keys.add(self.headers["Authorization"])
                 status = 503 if server.failing else body.get("status", 200)
                 answer = json.dumps({"id": f"cmpl-{body['prompt']}", "echo": body["prompt"]}).encode()
@@ -125,13 +128,39 @@ def test_texts_become_vectors_too(server: Server, tmp_path: Path) -> None:
     assert [asked["path"] for asked in server.asked] == ["/v1/embeddings"]
 
 
-def test_a_server_that_is_not_there_is_said_of_each_request(tmp_path: Path, capsys: Capture) -> None:
-    given = write(tmp_path / "in.jsonl", [line("a")])
+def test_a_server_that_is_gone_is_said_of_each_request(server: Server, tmp_path: Path, capsys: Capture) -> None:
+    given = write(tmp_path / "in.jsonl", [line("a", body={"hang_up": True})])
     out = tmp_path / "out.jsonl"
-    assert main(["run-batch", "-i", given, "-o", str(out), "--url", "http://127.0.0.1:9"]) == 1
+    assert main(["run-batch", "-i", given, "-o", str(out), "--url", server.url]) == 1
     answer = answers(out)["a"]
     assert answer["response"] is None and answer["error"]["code"] == "server_unreachable"
     assert "1 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        ("http://127.0.0.1:9", 1, "No server answers at http://127.0.0.1:9"),
+        ("127.0.0.1:9", 1, "No server answers at http://127.0.0.1:9"),
+        ("nowhere.invalid", 1, "No server answers at http://nowhere.invalid"),
+        ("ftp://x", 2, "looks like http://host:port; got 'ftp://x'"),
+        ("http://[", 2, "looks like http://host:port"),
+        ("", 2, "looks like http://host:port"),
+    ],
+)
+def test_a_server_that_was_never_there_is_one_line(
+    tmp_path: Path, capsys: Capture, url: str, code: int, says: str
+) -> None:
+    given = write(tmp_path / "in.jsonl", [line("a"), line("b")])
+    out = tmp_path / "out.jsonl"
+    assert main(["run-batch", "-i", given, "-o", str(out), "--url", url]) == code
+    assert says in capsys.readouterr().err and not out.exists()
+
+
+def test_an_address_may_be_without_its_scheme(server: Server, tmp_path: Path) -> None:
+    given = write(tmp_path / "in.jsonl", [line("a")])
+    address = server.url.removeprefix("http://")
+    assert main(["run-batch", "-i", given, "-o", str(tmp_path / "out.jsonl"), "--url", address]) == 0
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,10 @@ class FakeWorker:
         choice = {"index": 0, "text": text_of(tokens), "message": {"content": text_of(tokens)}}
         return web.json_response({"id": "cmpl-1", "port": self.port, "choices": [choice], "usage": usage})
 
+    async def break_off(self, request: web.Request, response: web.StreamResponse | None = None) -> None:
+        assert request.transport is not None
+        request.transport.abort()
+
     async def _stream(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
         announces = self.resumes and request.headers.get("X-Bough-Resume") == "1"
         resume = body.get("resume") or {}
@@ -145,8 +149,7 @@ class FakeWorker:
         while len(output) < count:
             await asyncio.sleep(self.pause_s)
             if self.die_after is not None and sent >= self.die_after:
-                assert request.transport is not None
-                request.transport.abort()
+                await self.break_off(request, response)
                 return response
             output.append(next_token(_prompt(body), output))
             ended = len(output) == count

@@ -115,6 +115,15 @@ def test_models_are_looked_at_with_every_check() -> None:
     asyncio.run(main())
 
 
+def test_checks_can_ask_for_another_path() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker(health=500)) as (fake,), desk(fake, health_check_endpoint="alive") as d:
+            assert d.gateway.registry.available(None)
+            assert {path for path, _, _ in fake.requests} == {"/alive"}
+
+    asyncio.run(main())
+
+
 def test_a_check_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         faults = [ZeroDivisionError(), UnicodeError()]

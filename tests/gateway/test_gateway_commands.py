@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import pytest
 from rich.console import Console
 
 from bough.cli.gateway import _parser, settings_from
+from bough.cli.main import main
 from bough.core.errors import BoughError, SettingsError
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway import service
 from bough.gateway.commands import AdminClient, figures, picture, roll
+from bough.gateway.launching import free_ports
+from bough.gateway.management import Management
+from bough.gateway.policies import build_policy
+from bough.gateway.policies.cache_aware import CacheAwarePolicy
 from bough.server.http import open_listener
 from tests.fakes.gateways import desk
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
@@ -117,6 +123,74 @@ def test_a_flag_of_engines_is_told_its_place(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         _parser().parse(["--launch", "1", "--max-total-tokens", "4000"])
     assert "unknown flag --max-total-tokens" in (said := capsys.readouterr().err) and "go behind `--`" in said
+
+
+def test_flags_of_sglangs_router_mean_the_same() -> None:
+    words = "--max-payload-size 1048577 --shutdown-grace-period-secs 7 --tls-cert-path c.pem --tls-key-path k.pem"
+    words += " --cors-allowed-origins http://a http://b --disable-retries --disable-circuit-breaker --enable-igw"
+    words += " --backend sglang --history-backend memory --health-check-endpoint /alive --prometheus-host 0.0.0.0"
+    settings = settings_from(_parser().parse(words.split()), (), {})
+    assert (settings.max_body_mb, settings.drain_timeout_s, settings.retry_max_retries) == (2, 7.0, 0)
+    assert (settings.ssl_certfile, settings.ssl_keyfile, settings.health_check_endpoint) == ("c.pem", "k.pem", "/alive")
+    assert settings.allowed_origins == "http://a,http://b" and settings.cb_failure_threshold == 2**31 - 1
+    pair = "--pd-disaggregation --prefill http://a:1 NONE --decode http://b:2"
+    assert settings_from(_parser().parse(pair.split()), (), {}).prefill == (("http://a:1", 8998),)
+
+
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--model-path", "behind `--` with --launch"),
+        ("--otlp-traces-endpoint=x", "--otlp-endpoint"),
+        ("--rate-limit-tokens-per-second", "--rate-limit-rps"),
+        ("--control-plane-api-keys", "--admin-api-key"),
+    ],
+)
+def test_flags_of_sglangs_router_that_are_not_here_say_what_to_do(
+    flag: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gateway", "--worker-urls", "http://a:1", flag, "4"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith(f"bough: {flag.partition('=')[0]} is not here: ") and instead in said and said.count("\n") == 1
+    )
+
+
+def test_options_of_the_default_policy_are_flags_too() -> None:
+    words = "--policy cache_aware --cache-threshold 0.5 --balance-abs-threshold 32 --balance-rel-threshold 1.1"
+    words += " --eviction-interval-secs 30 --max-tree-size 1000 --prefill-policy kv_events"
+    settings = settings_from(_parser().parse(words.split()), (), {})
+    for name in (settings.default_policy, "kv_events"):
+        policy = build_policy(name, **settings.options_of(name))
+        assert isinstance(policy, CacheAwarePolicy)
+        assert (policy.cache_threshold, policy.balance_abs_threshold, policy.balance_rel_threshold) == (0.5, 32, 1.1)
+        assert (policy.eviction_interval_secs, policy.max_tree_size) == (30.0, 1000)
+    settings = settings_from(_parser().parse(["--port", "0", "--cache-threshold", "0.5"]), (), {})
+    with (
+        open_listener(settings) as listener,
+        pytest.raises(SettingsError, match="cost has no option 'cache_threshold'"),
+    ):
+        asyncio.run(service.serve(settings, listener, lambda url: None))
+
+
+def test_metrics_alone_can_have_a_port() -> None:
+    async def main() -> None:
+        (port,) = free_ports(1)
+        async with workers(FakeWorker()) as (fake,), desk(fake, api_keys=("k",)) as d, AsyncExitStack() as cleanup:
+            await service._open_metrics(Management(d.gateway), GatewaySettings(host="127.0.0.1"), port, cleanup)
+
+            async def status(method: str, path: str, **headers: str) -> tuple[int, str]:
+                async with d.client.request(method, f"http://127.0.0.1:{port}{path}", headers=headers) as answer:
+                    return answer.status, await answer.text()
+
+            code, page = await status("GET", "/metrics")
+            assert code == 200 and f'bough_gateway_worker_healthy{{worker="{fake.url}"}} 1.0' in page
+            assert (await status("HEAD", "/metrics"))[0] == 200 and (await status("POST", "/metrics"))[0] == 405
+            for method, path in (("GET", "/workers"), ("POST", "/v1/completions"), ("PUT", "/policies"), ("GET", "/")):
+                assert (await status(method, path))[0] == 404
+            assert (await status("GET", "/metrics", Host="evil.example"))[0] == 403
+
+    asyncio.run(main())
 
 
 def test_rolling_to_other_workers_fails_no_request() -> None:

@@ -10,6 +10,10 @@ from aiohttp import web
 
 from bough.cli.gateway import _parser, settings_from
 from bough.core.errors import SettingsError
+from bough.core.gateway_settings import GatewaySettings
+from bough.gateway.pairing import UNAVAILABLE, Pairing
+from bough.gateway.registry import Registry
+from bough.server.errors import Failure, shape_of
 from tests.fakes.gateways import desk, until
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
 
@@ -28,8 +32,8 @@ class DecodeEngine(FakeWorker):
         if place[1] in self.slow:
             await asyncio.sleep(60)
         if place[1] in self.lost:
-            error = {"message": "The prefill engine is gone.", "type": "PrefillUnavailableError", "code": 503}
-            return web.json_response({"error": error}, status=503)
+            failure = Failure(503, "The prefill engine is gone.", UNAVAILABLE)
+            return web.json_response(shape_of(path)(failure), status=503)
         return await super()._work(request, path, body)
 
 
@@ -58,6 +62,16 @@ def test_prefill_engines_take_turns_and_clients_cannot_choose_them() -> None:
     decode = DecodeEngine()
     run(decode, 4)
     assert sorted(decode.places) == [("127.0.0.1", 8001)] * 2 + [("127.0.0.1", 8002)] * 2
+
+
+def test_prefill_engines_have_the_common_policy_where_they_have_none_of_their_own() -> None:
+    for given, chosen in (
+        ({}, "cost"),
+        ({"policy": "random"}, "random"),
+        ({"prefill_policy": "prefix_hash"}, "prefix_hash"),
+    ):
+        settings = GatewaySettings(decode_policy="round_robin", **given)
+        assert Pairing(Registry(settings), settings).policies.default.name == chosen
 
 
 def test_a_lost_prefill_engine_is_the_fault_of_no_decode_engine() -> None:

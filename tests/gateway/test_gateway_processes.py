@@ -47,9 +47,9 @@ def test_limits_and_rates_are_divided() -> None:
 
 def test_several_processes_route_without_shared_memory() -> None:
     assert GatewaySettings().default_policy == GatewaySettings(processes=2).default_policy == "cost"
-    assert GatewaySettings().default_policy_options == {}
-    assert GatewaySettings(processes=2).default_policy_options == {"home_share": 0.5}
-    assert GatewaySettings(processes=2, policy="random").default_policy_options == {}
+    assert GatewaySettings().options_of("cost") == {}
+    assert GatewaySettings(processes=2).options_of("cost") == {"home_share": 0.5}
+    assert GatewaySettings(processes=2, policy="random").options_of("random") == {}
     assert GatewaySettings(processes=2, policy="random").default_policy == "random"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from bough.server.errors import Failure, shape_of
 from tests.fakes.gateways import Desk, desk, until
 from tests.fakes.workers import FakeWorker, text_of, tokens_of, workers
 
@@ -211,14 +212,109 @@ def test_a_request_that_ends_two_workers_is_not_tried_on_a_third(path: str, stre
     asyncio.run(main())
 
 
+def test_a_request_that_ends_two_workers_at_one_token_is_not_tried_on_a_third() -> None:
+    """The second one continues after the tokens of the first, and ends before another."""
+
+    async def main() -> None:
+        deadly = [DeadlyWorker() for _ in range(3)]
+        async with workers(*deadly) as fakes, desk(*fakes) as d:
+            raw = await d.stream({"prompt": "late poison", "max_tokens": 8})
+            assert "third worker" in events(raw)[-1]["error"]["message"]
+            assert "".join(event["text"] for event in events(raw)[:-1]) == text_of(tokens_of("late poison", 2))
+            assert sorted(len(fake.requests) for fake in fakes) == [0, 1, 1]
+            assert said(await d.stream({"prompt": "x", "max_tokens": 3})) == text_of(tokens_of("x", 3))
+
+    asyncio.run(main())
+
+
 class DeadlyWorker(FakeWorker):
-    """Ends with a request whose prompt is `poison`."""
+    """Ends with a request whose prompt is `poison`, or at the third token of one with `late poison`."""
 
     async def _work(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
         if body.get("prompt") == "poison":
-            self._ending = asyncio.create_task(self.stop())
-            await asyncio.sleep(3600)
+            await self.break_off(request)
+        if body.get("prompt") == "late poison":
+            self.die_after = 2 - len((body.get("resume") or {}).get("output_ids", ()))
         return await super()._work(request, path, body)
+
+    async def break_off(self, request: web.Request, response: web.StreamResponse | None = None) -> None:
+        self._ending = asyncio.create_task(self.stop())
+        await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "tokens"),
+    [
+        ("/v1/completions", False, 0),
+        ("/v1/completions", True, 0),
+        ("/v1/completions", True, 2),
+        ("/generate", False, 0),
+        ("/v1/messages", False, 0),
+        ("/v1/messages", True, 2),
+    ],
+)
+def test_a_request_that_two_engines_die_of_is_not_tried_on_a_third(path: str, stream: bool, tokens: int) -> None:
+    """A server whose engine has died lives on for a moment and says so: with a 503, or with an event of a stream."""
+
+    async def main() -> None:
+        async with workers(*(DyingEngine(tokens) for _ in range(3))) as fakes, desk(*fakes) as d:
+            body = {"prompt": "poison", "max_tokens": 8}
+            if tokens:
+                raw = await d.stream(body, path)
+                assert "third worker" in events(raw)[-1]["error"]["message"]
+                assert "".join(event["text"] for event in events(raw)[:-1]) == text_of(tokens_of("poison", tokens))
+            else:
+                status, answer = await d.post(path, {**body, "stream": stream})
+                assert status == 500 and "third worker" in answer["error"]["message"]
+            assert sorted(len(fake.requests) for fake in fakes) == [0, 1, 1]
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_a_request_that_no_worker_has_room_for_is_tried_on_all() -> None:
+    async def main() -> None:
+        async with workers(*(FullWorker() for _ in range(3))) as fakes, desk(*fakes, retry_max_retries=4) as d:
+            assert (await d.post("/v1/completions", {"prompt": "x"}))[0] == 503
+            assert sum(len(fake.requests) for fake in fakes) == 5
+
+    asyncio.run(main())
+
+
+DEAD = Failure(503, "The engine has ended.", "EngineDeadError")
+
+
+class DyingEngine(FakeWorker):
+    """Its engine dies of a request whose prompt is `poison`, in a stream after some tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._dead = False
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self._dead:
+            return web.json_response(shape_of(request.path)(DEAD), status=503, headers={"Retry-After": "1"})
+        return await super()._answer(request)
+
+    async def _work(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
+        if body.get("prompt") == "poison" and not self._tokens:
+            self._dead = True
+            return web.json_response(shape_of(path)(DEAD), status=503)
+        if body.get("prompt") == "poison":
+            self.die_after = self._tokens - len((body.get("resume") or {}).get("output_ids", ()))
+        return await super()._work(request, path, body)
+
+    async def break_off(self, request: web.Request, response: web.StreamResponse | None = None) -> None:
+        assert response is not None
+        self._dead = True
+        name = "event: error\n" if request.path == "/v1/messages" else ""
+        await response.write(f"{name}data: {json.dumps(shape_of(request.path)(DEAD))}\n\n".encode())
+
+
+class FullWorker(FakeWorker):
+    async def _work(self, request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "full"}}, status=503)
 
 
 def test_a_retry_storm_is_ended_by_the_budget() -> None:

@@ -84,6 +84,21 @@ def test_an_error_of_the_worker_is_a_reason_to_go_elsewhere(event: bytes) -> Non
         text.feed(event)
 
 
+@given(st.lists(st.integers(0, 10_000), max_size=6))
+def test_what_came_before_an_error_goes_out_first(places: list[int]) -> None:
+    """Also where both come at once: the next worker goes on behind the ids that are known here."""
+    begun, shown = STREAM[: STREAM.index(b": events 2\n: ids 4")], SHOWN[: SHOWN.index(b'data: {"id":"c1","text":"c"}')]
+    error = b'data: {"error":{"message":"dead","type":"EngineDeadError"}}\n\ndata: [DONE]\n\n'
+    text, seen = ResumableText(), b""
+    with pytest.raises(WorkerFailedError, match="dead"):
+        for chunk in cut(begun + error, places):
+            seen += text.feed(chunk)
+        text.rest()
+    assert (seen, text.output_ids) == (shown, [1, 2, 3])
+    text.restart()
+    assert text.feed(b': ids 4\ndata: {"id":"c1","text":"c"}\n\n') == b'data: {"id":"c1","text":"c"}\n\n'
+
+
 def test_an_error_of_the_request_is_the_clients() -> None:
     text = ResumableText()
     text.feed(STREAM[: STREAM.index(b": keep-alive")])

@@ -136,6 +136,7 @@ SGLANG_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("positional_embed_overrides", "multi_item_delimiter_indices", "http_worker_ipc")),
     **dict.fromkeys(("return_hidden_states", "return_routed_experts", "require_reasoning", "background"), False),
     **dict.fromkeys(("no_logs", "return_bytes", "return_entropy", "return_flat_raw_top_logprobs"), False),
+    "return_flat_raw_top_logprobs_b64": False,
     **dict.fromkeys(("return_sampling_mask", "use_audio_in_video", "return_prompt_token_ids", "ignore_eos"), False),
     **dict.fromkeys(("return_indexer_topk", "return_text_in_logprobs", "return_logprob", "stream"), False),
     "log_metrics": True,
@@ -145,11 +146,9 @@ SGLANG_DEFAULTS: dict[str, Any] = {
 }
 ASKING = {name: True for name, value in SGLANG_DEFAULTS.items() if value is False and name.startswith("return_")} | {
     "lora_id": "x",
-    "session_id": "x",
     "background": True,
     "disagg_prefill_dp_rank": 1,
     "custom_labels": {"team": "a"},
-    "mm_hashes": ["x"],
     "use_audio_in_video": True,
 }
 BUILT = {"return_prompt_token_ids", "return_text_in_logprobs", "return_logprob"}
@@ -170,6 +169,7 @@ def test_a_field_that_asks_for_an_unbuilt_feature_is_refused_by_name(field: str)
 
 def test_hints_and_notes_are_accepted_whatever_they_say() -> None:
     hints = {"model": "x", "conversation_id": "c", "routing_key": "k", "received_time": 1.5, "modalities": ["image"]}
+    hints |= {"session_id": "s", "mm_hashes": ["0f"], "mm_content_hashes": ["sha256:0f"]}
     output = ask({"text": "a", **hints, "stream_options": {"include_usage": True}, "data_parallel_rank": 0})
     assert output.status_code == 200 and "warnings" not in output.json()["meta_info"]
 
@@ -283,7 +283,9 @@ def test_tools_are_part_of_a_tokenised_conversation() -> None:
 
     async def go(**fields: Any) -> httpx.Response:
         engine = NativeEngine(lambda message: HELLO)
-        engine.tokenizer.chat_template = ChatTemplate("{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}x")
+        engine.tokenizer.chat_template = ChatTemplate(
+            "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}x{{ reasoning_effort }}"
+        )
         async with open_server(engine) as http:
             body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
             return await http.post("/v1/tokenize", json=body)
@@ -292,6 +294,9 @@ def test_tools_are_part_of_a_tokenised_conversation() -> None:
         ({}, "x"),
         ({"tools": [tool]}, "[now]x"),
         ({"tools": [tool], "tool_choice": "none"}, "x"),
+        ({"reasoning_effort": "low"}, "xlow"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "xhigh"),
+        ({"temperature": 0.5, "max_tokens": 3}, "x"),  # the rest of a chat's body
         ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "[now]x"),
     ):
         assert bytes(asyncio.run(go(**fields)).json()["tokens"]).decode() == text
@@ -622,6 +627,9 @@ def test_a_conversation_is_tokenised_as_a_chat_would_be() -> None:
     assert len(ids) == chat["usage"]["prompt_tokens"]
     bare = ask({"messages": messages, "add_generation_prompt": False}, path="/tokenize").json()["tokens"]
     assert ids[: len(bare)] == bare and len(ids) > len(bare)
+    begun = {"messages": [*messages, {"role": "assistant", "content": "Hel"}], "continue_final_message": True}
+    chat = ask({"model": "any", **begun, "max_tokens": 1}, path="/v1/chat/completions").json()
+    assert ask(begun, path="/tokenize").json()["count"] == chat["usage"]["prompt_tokens"]
     for body in ({}, {"prompt": "a", "messages": messages}, {"messages": []}, {"messages": [{"role": "nobody"}]}):
         assert ask(body, path="/tokenize").status_code == 400
 

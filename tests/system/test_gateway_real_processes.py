@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import pytest
 from aiohttp import web
 
 from bough.gateway.launching import free_ports
+from bough.sampling.custom_logit_processor import CustomLogitProcessor
 from tests.fakes.workers import FakeWorker, workers
 from tests.system.gateways import PATIENCE_S, GatewayProcess, running_gateway
-from tests.system.serving import TINY, until
+from tests.system.serving import TINY, running, until
 
 ENGINE = (*TINY, "--log-level", "warning")
 BODY: dict[str, Any] = {
@@ -38,6 +40,12 @@ def stream(gateway: GatewayProcess) -> list[int]:
     assert blocks[-1] == "[DONE]", raw[-300:]
     ids: list[int] = json.loads(blocks[-2])["output_ids"]
     return ids
+
+
+def answered(url: str) -> float:
+    """Requests that all processes have counted; without the model in a process that does not know it yet."""
+    page = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+    return sum(map(float, re.findall(r'^bough_gateway_requests_total{.*,status="200"} (\S+)$', page, re.MULTILINE)))
 
 
 @pytest.mark.slow
@@ -102,11 +110,48 @@ def test_several_processes_look_like_one(tiny_model: Path) -> None:
         until(lambda: httpx.get(f"{gateway.url}/readiness").status_code == 200, "a ready gateway")
         for _ in range(10):
             stream(gateway)
-        counted = 'path="/generate",status="200"} 10.0'
-        until(lambda: counted in httpx.get(f"{gateway.url}/metrics").text, "all requests counted")
+        until(lambda: answered(gateway.url) == 10, "all requests counted")
         httpx.post(f"{gateway.url}/workers", json={"url": "http://127.0.0.1:9"})
         until(lambda: all(len(gateway.workers()) == 2 for _ in range(6)), "the worker known to both")
         assert gateway.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_request_that_engines_die_of_leaves_the_third_alone(tiny_model: Path, streams: bool) -> None:
+    pytest.importorskip("dill")
+
+    class Deadly(CustomLogitProcessor):
+        def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
+            import os
+
+            os._exit(1)
+
+    flags = (str(tiny_model), *ENGINE, "--api-key", "k", "--enable-custom-logit-processor")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(running(*flags)) for _ in range(3)]
+        urls = [server.url for server in servers]
+        gateway = stack.enter_context(running_gateway("--worker-urls", *urls, "--worker-api-key", "k"))
+        gateway.wait_for(3)
+        body = BODY | {"custom_logit_processor": Deadly.to_str(), "stream": streams}
+        answer = httpx.post(f"{gateway.url}/generate", json=body, timeout=PATIENCE_S)
+        assert "not tried on a third worker" in answer.text and (streams or answer.status_code == 500)
+        until(lambda: sum(server.process.poll() is not None for server in servers) == 2, "two engines that have ended")
+        assert len(stream(gateway)) == 30
+        assert "bough_gateway_poison_requests_total 1.0" in httpx.get(f"{gateway.url}/metrics").text
+
+
+@pytest.mark.slow
+def test_metrics_of_all_processes_have_a_port_of_their_own(tiny_model: Path) -> None:
+    (port,) = free_ports(1)
+    flags = ("--processes", "2", "--prometheus-port", str(port), "--prometheus-host", "127.0.0.1")
+    with running(str(tiny_model), *ENGINE) as server, running_gateway(*flags, "--worker-urls", server.url) as gateway:
+        gateway.wait_for(1)
+        for _ in range(10):
+            stream(gateway)
+
+        until(lambda: answered(f"http://127.0.0.1:{port}") == 10, "all requests counted")
+        assert httpx.get(f"http://127.0.0.1:{port}/workers").status_code == 404
 
 
 class Held(FakeWorker):

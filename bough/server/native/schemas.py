@@ -1,7 +1,7 @@
 """The JSON of the native routes, as data: requests are decoded into these structs, the OpenAPI page is made of them.
 
-Management routes refuse unknown fields, because a typo must not pass silently; /generate accepts them with a warning in
-its answer, or refuses them with --strict-fields. `null` means not given.
+Management routes refuse unknown fields, because a typo must not pass silently; the others accept them, /generate with a
+warning in its answer, or refuse them with --strict-fields. `null` means not given.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -42,19 +42,18 @@ Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
 
 # Fields whose feature this engine does not have: accepted when they ask for nothing.
 NOT_HERE = (
-    "positional_embed_overrides", "multi_item_delimiter_indices", "mm_hashes", "mm_content_hashes",
-    "use_audio_in_video", "images_config", "video_config", "encoder_urls", "need_wait_for_mm_inputs",
-    "num_items_assigned", "lora_id", "session_id", "background", "return_bytes", "return_entropy",
-    "return_flat_raw_top_logprobs", "return_indexer_topk", "return_sampling_mask", "custom_labels",
-    "bootstrap_pair_key", "decode_tp_size",
+    "positional_embed_overrides", "multi_item_delimiter_indices", "use_audio_in_video", "images_config",
+    "video_config", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "background",
+    "return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64",
+    "return_indexer_topk", "return_sampling_mask", "custom_labels", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
-# Fields that cannot change an answer here: hints for a router, notes for a log, details of media and of features that
-# other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
+# Fields that cannot change an answer here: hints for a router or a cache, notes for a log, details of media and of
+# features that other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
 # `external_trace_header` would.
 IDLE = (
-    "model", "stream_options", "conversation_id", "routing_key", "http_worker_ipc", "received_time",
+    "model", "stream_options", "conversation_id", "session_id", "routing_key", "http_worker_ipc", "received_time",
     "external_trace_header", "modalities", "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch",
-    "video_max_dynamic_patch",
+    "video_max_dynamic_patch", "mm_hashes", "mm_content_hashes",
 )  # fmt: skip
 if TYPE_CHECKING:
     OtherFields = msgspec.Struct
@@ -172,7 +171,7 @@ class Predictions(msgspec.Struct):
     predictions: list[GenerateOutput]
 
 
-class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class TokenizeBody(msgspec.Struct, kw_only=True):
     """Text to turn into token ids, or the messages of a conversation, which the model's template renders first."""
 
     prompt: str | list[str] | None = None
@@ -180,6 +179,8 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -193,7 +194,7 @@ class TokenizeOutput(msgspec.Struct):
     max_model_len: int
 
 
-class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class DetokenizeBody(msgspec.Struct, kw_only=True):
     """Token ids to turn into text."""
 
     tokens: list[int | list[int]]
@@ -207,7 +208,7 @@ class DetokenizeOutput(msgspec.Struct):
     text: str | list[str]
 
 
-class ParseCallBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ParseCallBody(msgspec.Struct, kw_only=True):
     """A model's text, and the tools that it may call. The parser is the server's where none is given."""
 
     text: str
@@ -230,7 +231,7 @@ class ParsedCalls(msgspec.Struct):
     calls: list[ParsedCall]
 
 
-class SeparateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SeparateBody(msgspec.Struct, kw_only=True):
     """A model's text. The parser is the server's where none is given."""
 
     text: str

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from bough.core.errors import RequestError
 from bough.parsers import AnswerFormat, reasoning_format, tool_format
+from bough.server.bodies import given_fields
 from bough.server.context import MAX_REQUESTS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import Endpoint, json_response
 from bough.server.errors import set_field_names, shape_of
@@ -66,10 +67,11 @@ async def _tokenize(body: schemas.TokenizeBody, tokenizer: Tokenizer) -> list[li
 
 async def _tokenize_messages(body: schemas.TokenizeBody, context: ServerContext) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
-    variables, add = body.chat_template_kwargs, body.add_generation_prompt
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    options: dict[str, Any] = {"variables": effort | (body.chat_template_kwargs or {}), "whole": True}
+    options |= given_fields(body, ("add_generation_prompt", "continue_final_message"))
     messages = await offload(0, lambda: read_messages(body.messages))
     tools = choose_tools(read_functions(body.tools), body.tool_choice).shown
-    options: dict[str, Any] = {"variables": variables, "add_generation_prompt": add, "whole": True}
     return [(await context.render(messages, tools=tools, **options)).ids]
 
 

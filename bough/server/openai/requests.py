@@ -82,6 +82,7 @@ class EngineFields(SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     rid: str | None = None
+    session_id: str | None = None  # a label of the client's
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
@@ -101,7 +102,6 @@ class EngineFields(SamplingFields, kw_only=True):
     return_cached_tokens_details: bool | None = None
     return_routed_experts: bool | None = None
     # Features that this engine does not have: refused where they ask for something.
-    session_id: Annotated[str | None, bodies.UNSUPPORTED] = None
     return_sampling_mask: Annotated[bool | None, bodies.UNSUPPORTED] = None
     use_beam_search: Annotated[bool | None, bodies.UNSUPPORTED] = None
     length_penalty: Annotated[float | None, bodies.unsupported(1.0, None)] = None

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from bough.client.outputs import RequestOutput
 from bough.client.vectors import Vectors, sigmoid, softmax
 from bough.core.errors import RequestError
 from bough.core.sampling_params import require_few
+from bough.server.bodies import UNSUPPORTED, refuse_unsupported, unsupported
 from bough.server.context import MAX_VECTORS_PER_CALL, ServerContext, offload
 from bough.server.endpoint import OPENAI, Endpoint, encode_json
 from bough.server.errors import set_field_names
@@ -25,16 +26,24 @@ from bough.server.streaming import while_connected
 MAX_PAIRED = 1 << 26  # characters of a query, as often as it is read
 
 
-class TextsRequest(msgspec.Struct, kw_only=True):
+class VectorFields(msgspec.Struct, kw_only=True):
+    """Of texts and what is made of them. The last three change vectors in ways that this engine does not have."""
+
+    dimensions: int | None = None
+    priority: int | None = None
+    lora_path: Annotated[Any, UNSUPPORTED] = None
+    embed_overrides: Annotated[Any, UNSUPPORTED] = None
+    truncate_prompt_tokens: Annotated[int | None, unsupported(None)] = None
+
+
+class TextsRequest(VectorFields, kw_only=True):
     """POST /v1/embeddings and /v1/classify."""
 
     input: str | list[str | int | list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
     user: str | None = None
     rid: str | None = None
-    priority: int | None = None
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
@@ -59,14 +68,17 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-class EncodeBody(msgspec.Struct, kw_only=True):
+class EncodeBody(VectorFields, kw_only=True):
     """POST /encode and /classify."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    dimensions: int | None = None
     rid: str | list[str] | None = None
-    priority: int | None = None
+    input_embeds: Annotated[Any, UNSUPPORTED] = None
+    image_data: Annotated[Any, UNSUPPORTED] = None
+    video_data: Annotated[Any, UNSUPPORTED] = None
+    audio_data: Annotated[Any, UNSUPPORTED] = None
+    positional_embed_overrides: Annotated[Any, UNSUPPORTED] = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -158,6 +170,7 @@ class VectorRoutes:
         return await self._written(body, answers, lambda items: {"object": "scoring", "scores": scores.tolist()})
 
     async def encode(self, request: Request, body: EncodeBody) -> Response:
+        refuse_unsupported(body)
         if (body.text is None) == (body.input_ids is None):
             raise RequestError("Give exactly one of text and input_ids.", field="text")
         given = {"prompt": body.text, "input_ids": body.input_ids, "rid": body.rid, "priority": body.priority}
@@ -165,6 +178,7 @@ class VectorRoutes:
         return Response(await offload(1 << 20, lambda: encode_json(shown)), media_type="application/json")
 
     async def _texts(self, request: Request, body: TextsRequest) -> list[RequestOutput]:
+        refuse_unsupported(body)
         set_field_names({"prompt": "input", "input_ids": "input"})
         given = {**text_or_ids(body.input, "input"), "rid": body.rid, "priority": body.priority}
         return await while_connected(request, self._vectors.encode(dimensions=body.dimensions, **given))

@@ -151,7 +151,6 @@ def test_completion_values_out_of_range_are_refused_by_name(field: str, value: A
         ("functions", [{"name": "f"}]),
         ("modalities", ["text", "audio"]),
         ("web_search_options", {}),
-        ("session_id", "1"),
         ("return_sampling_mask", True),
     ],
 )
@@ -176,6 +175,7 @@ def test_unbuilt_fields_are_accepted_at_their_defaults() -> None:
             return_hidden_states=False,
             regex=None,
             session_params={"id": None},
+            session_id="a label",
             lora_path=[None],
             logprobs=True,
         )

@@ -122,6 +122,23 @@ def test_sglangs_encode_and_classify() -> None:
     serve(VectorEngine(), use)
 
 
+def test_what_vectors_cannot_be_made_of_is_refused_by_name() -> None:
+    async def use(http: httpx.AsyncClient) -> None:
+        asked = {"lora_path": "a", "image_data": "a.png", "input_embeds": [[1.0]], "truncate_prompt_tokens": 8}
+        for name, value in asked.items():
+            for path in ("/encode", "/classify"):
+                error = (await post(http, path, 400, **{"text": "ab", name: value}))["error"]
+                assert error["param"] == name and "not supported" in error["message"]
+        for name in ("lora_path", "truncate_prompt_tokens"):
+            error = (await post(http, "/v1/embeddings", 400, **{"input": "ab", name: asked[name]}))["error"]
+            assert error["param"] == name and "not supported" in error["message"]
+        nothing = dict.fromkeys(asked)
+        assert await post(http, "/encode", text="ab", **nothing, sampling_params={}, is_cross_encoder_request=False)
+        await post(http, "/v1/embeddings", input="ab", lora_path=None)
+
+    serve(VectorEngine(), use)
+
+
 def test_classify_names_labels_and_their_shares() -> None:
     async def use(http: httpx.AsyncClient) -> None:
         answer = await post(http, "/v1/classify", input=[[1], [2]])

@@ -58,9 +58,9 @@ class TransformersFamily(ModelFamily):
         return architecture.endswith(DECODERS) and f'"{architecture}"' in transformers_source(MODEL_LIST)
 
     def reads(self, model_type: str, architecture: str, field: str) -> bool:
-        """Whether `transformers` have the class, and its modules read that field."""
-        source = f"models/{model_type}/modeling_{model_type}.py"
-        return self.knows(architecture) and f"config.{field}" in transformers_source(source)
+        """Whether `transformers` have the class, whose modules read that field and have no latent attention."""
+        source = transformers_source(f"models/{model_type}/modeling_{model_type}.py")
+        return self.knows(architecture) and f"config.{field}" in source and "kv_lora_rank" not in source
 
     def read_config(self, config: Fields) -> ModelConfig:
         from bough.models.transformers_model import probe

@@ -90,6 +90,31 @@ def test_logits_of_uneven_chunks_and_decodes_of_two_rows(saved: Saved) -> None:
             assert_same(results[row], truths[row][part])
 
 
+OLMOE = {**NO_HEAD_DIM, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "setting"),
+    [
+        ("Olmo", NO_HEAD_DIM, {"clip_qkv": 0.5}),
+        ("Llama", SIZES, {"hidden_act": "gelu"}),
+        pytest.param("Olmoe", OLMOE, {"clip_qkv": 0.5}, marks=pytest.mark.slow),
+        pytest.param("Phi", NO_HEAD_DIM, {"qk_layernorm": True}, marks=pytest.mark.slow),
+        pytest.param("StableLm", NO_HEAD_DIM, {"qk_layernorm": True}, marks=pytest.mark.slow),
+        pytest.param("Cohere", NO_HEAD_DIM, {"use_qk_norm": True}, marks=pytest.mark.slow),
+        pytest.param("GPT2", OLD_NAMES, {"scale_attn_by_inverse_layer_idx": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_our_layers_refuse_runs_so(
+    kind: str, sizes: dict[str, Any], setting: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = save(getattr(transformers, f"{kind}Config")(**sizes, **setting), tmp_path)
+    with pytest.raises(ModelError, match=f"{next(iter(setting))} = .* is not supported; .*--model-impl transformers"):
+        read_config(locate(str(tmp_path)))
+    engine, tokens = LocalEngine(tmp_path, new=NEW, model_impl="transformers", max_total_tokens=400), prompt(20, seed=3)
+    assert engine.ask(tokens)[0][0] == expected(theirs, tokens)
+
+
 @pytest.mark.parametrize("name", ["persimmon", "gemma3"])
 def test_requests_side_by_side_in_chunks_over_cached_prefixes(name: str, tmp_path: Path) -> None:
     theirs = save(MODELS[name](), tmp_path)

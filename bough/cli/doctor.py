@@ -142,12 +142,15 @@ def _plan(settings: Settings, gpus: str, as_json: bool) -> int:
     """Prints how the model could be split; weights of 8 bits are tried where it does not fit as it is."""
     from bough.executor.load_model import resolve_config
     from bough.executor.splits import outlooks, weight_bytes_of
+    from bough.models.registry import runs_transformers
 
     cluster, asked = Cluster.parse(gpus), settings.model.model_path
     files = _files_on_disk(settings, catalogue.DEFAULT if asked is None else catalogue.find(asked))
     if files is None:
         raise ModelError("The model is not on disk: give a folder with a config.json, or that file.")
     config, numbers = resolve_config(files, settings), weight_bytes_of(files, settings)
+    if runs_transformers(config) or config.vectors is not None or config.speech is not None:
+        raise SettingsError(f"{files.name} runs on one GPU, so there is no plan to make; --dp-size starts replicas.")
     context = settings.model.context_length or min(USUAL_TOKENS, config.context_length)
     found = outlooks(config, settings, cluster, numbers, context)
     if not found and numbers > 1.0:

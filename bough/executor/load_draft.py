@@ -174,6 +174,8 @@ def _head(files: ModelFiles, target: ModelConfig, third: bool) -> ModelConfig:
     if files.gguf is not None or (names and not {"fc.weight", "model.fc.weight"} & set(names)):
         text = f"{files.gguf or files.folder} is no EAGLE head: it has no fc.weight in safetensors"
         raise ModelError(f"{text}; name a head, or use --speculative-algorithm STANDALONE for a smaller model.")
+    if names and third != any(".hidden_norm." in name for name in names):
+        raise ModelError(f"{files.folder} is a head for --speculative-algorithm EAGLE{'' if third else 3}; use that.")
     bias = any(name.endswith("fc.bias") for name in names)
     config = read_config(files, {"architectures": [EAGLE3 if third else EAGLE], "fc_bias": bias})
     draft, layers = config.draft, target.num_layers

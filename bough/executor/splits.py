@@ -109,9 +109,8 @@ def _outlook(
     free, chunk = max(0, memory - weights), resolve_chunk(settings, config, sizing.default_gpu_chunk(config))
     of_groups = KVPool.bytes_per_token(config, cache_type, Topology(0, split.tp // split.groups))
     of_stage = tuple(-(-each * len(stages[0].layers) // config.num_layers) for each in of_groups)
-    rows = settings.scheduler.max_running_requests or sizing.default_rows(
-        config, sizing.GPU_ROWS, int(free * sizing.GPU_FRACTION)
-    )
+    fitting = sizing.default_rows(config, sizing.GPU_ROWS, int(free * sizing.GPU_FRACTION))
+    rows = settings.scheduler.max_running_requests or fitting
     shape = sizing.CacheShape.of(config, of_stage, settings.memory, rows, chunk)
     step = sizing.STEP_WIDTHS * (rows + chunk) * config.hidden_size * ACTIVATION_BYTES
     try:

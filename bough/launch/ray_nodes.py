@@ -51,9 +51,8 @@ class RayNodes:
         cleanup.callback(ray.util.remove_placement_group, group)
         if not group.wait(settings.process.start_timeout_s):
             raise ResourceError(f"--use-ray: the cluster has no room for {bundles}, each on a host of its own.")
-        options = [
-            {"num_cpus": here, "num_gpus": gpus, "scheduling_strategy": Place(group, i)} for i in range(len(bundles))
-        ]
+        places = [Place(group, i) for i in range(len(bundles))]
+        options = [{"num_cpus": here, "num_gpus": gpus, "scheduling_strategy": place} for place in places]
         self._actors = [ray.remote(Node).options(**each).remote() for each in options[1:]]
         for actor in self._actors:
             cleanup.callback(ray.kill, actor)

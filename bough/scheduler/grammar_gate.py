@@ -75,6 +75,5 @@ class GrammarGate(dict[Request, Ticket]):
         return all(map(request.constraint.accept, request.tokens[request.prompt_len :].tolist()))
 
     def _constraint(self, request: Request, compiled: Compiled | None) -> Constraint:
-        return Constraint(
-            compiled, request.sampling, request.stop_ids, self._eos_ids, request.thinking, request.bad_words
-        )
+        beside = request.stop_ids, self._eos_ids, request.thinking, request.bad_words
+        return Constraint(compiled, request.sampling, *beside)

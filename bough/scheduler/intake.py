@@ -152,9 +152,7 @@ class Intake:
                 raise RequestError(text, field="model")
             return wanted
         if wanted.dimensions is not None and not 1 <= wanted.dimensions <= (0 if vectors.labels else vectors.size):
-            allowed = (
-                "is for vectors, and this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
-            )
+            allowed = "is for vectors; this model scores labels" if vectors.labels else f"may be 1 to {vectors.size}"
             raise RequestError(f"dimensions {allowed}; got {wanted.dimensions}.", field="dimensions")
         return msgspec.structs.replace(wanted, mode=wanted.mode or vectors.mode)
 

@@ -186,5 +186,8 @@ def test_a_model_that_fits_with_fewer_bits_only_is_planned_so(
     assert "It does not fit" in capsys.readouterr().out
     assert main(["doctor", "--plan", str(tmp_path), "--gpus", "8xTPU"]) == 2
     assert "H200, L40S, MI300X" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_70B, "model_type": "llama"}))
+    assert main(["doctor", "--plan", str(tmp_path), "--model-impl", "transformers"]) == 2
+    assert "runs on one GPU, so there is no plan to make" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path), "--gpus", "1xH200"]) == 2
     assert "--gpus is what a plan is for: add --plan" in capsys.readouterr().err

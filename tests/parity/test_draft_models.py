@@ -424,7 +424,8 @@ def test_pages_move_with_those_of_the_draft(folders: dict[str, Path]) -> None:
         ({"speculative_algorithm": "NEXTN", "speculative_draft_model_path": "x"}, "model's own checkpoint"),
         ({"speculative_draft_model_path": "x"}, "needs --speculative-algorithm"),
         ({"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "EAGLE3"}, "is an EAGLE head"),
-        ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "EAGLE"}, "The draft model .* lacks"),
+        ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "EAGLE"}, "algorithm EAGLE; use that"),
+        ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "EAGLE3"}, "algorithm EAGLE3; use that"),
         (
             {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "smaller"},
             "is no EAGLE head: .* STANDALONE",

@@ -204,11 +204,8 @@ class MemorySettings:
     )
     hicache_storage_backend: str | None = setting(
         None,
-        "also keep cached prefixes in files, `bough store`, Redis or Mooncake, where they survive a restart",
-        choices=("file", "memory", "redis", "mooncake"),
-        instead={
-            "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file."
-        },
+        "also keep cached prefixes in files, `bough store`, Redis, Mooncake or LMCache's server, beyond a restart",
+        choices=("file", "memory", "redis", "mooncake", "lmcache"),
     )
     hicache_storage_prefetch_policy: str = setting(
         "timeout",

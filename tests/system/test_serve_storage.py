@@ -68,7 +68,7 @@ def test_a_restarted_server_answers_from_disk(
 def test_a_store_is_attached_to_a_server_that_runs_and_detached_under_load(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
     prompts = [[number, *PROMPT] for number in range(2, 8)]
 
     def together(server: Server) -> list[Any]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +19,7 @@ from bough.core.errors import SettingsError
 from bough.storage import lmcache as lmcache_module
 from bough.storage.backends import open_store
 from bough.storage.store import HEADER, Store, header_of
+from tests.storage.lmcache_server import lmcache_server
 from tests.storage.store_checks import KEYS, SIZE, check_store, content, empty
 
 QUESTION, ANSWER = "iiiiiiiii150s", "iiiiiiiii"
@@ -204,26 +202,7 @@ def test_a_server_that_is_not_there_and_a_wrong_address_are_named() -> None:
             open_lmcache(url)
 
 
-@pytest.fixture(scope="module")
-def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    program = shutil.which("lmcache_server") or shutil.which("lmcache_server", path=str(Path(sys.executable).parent))
-    if program is None:
-        pytest.skip("no lmcache_server on this machine")
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    with (tmp_path_factory.mktemp("lmcache") / "log").open("wb") as log:
-        server = subprocess.Popen([program, "127.0.0.1", str(port)], stdout=log, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 300  # it imports torch
-    while time.monotonic() < deadline and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.2)
-    yield f"lm://127.0.0.1:{port}"
-    server.terminate()
-    server.wait(30)
-
-
 @pytest.mark.slow
-def test_lmcaches_own_server_is_a_store(real_url: str) -> None:
-    check_server(real_url)
+def test_lmcaches_own_server_is_a_store(tmp_path: Path) -> None:
+    with lmcache_server(tmp_path) as url:
+        check_server(url)

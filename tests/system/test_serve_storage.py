@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.storage.lmcache_server import lmcache_server
 from tests.system.pairs import free_port
 from tests.system.serving import PATIENCE_S, TINY, Server, running, until
 
@@ -108,6 +110,23 @@ def test_a_store_is_attached_to_a_server_that_runs_and_detached_under_load(
         assert call("GET").json()["hicache_storage_backend"] is None
         httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
         assert ask(server, prompts[0])[0] == details() and len(list((tmp_path / "kv").glob("[!.]*"))) == len(prompts)
+
+
+def test_a_restarted_server_answers_from_lmcaches_server(tiny_model: Path, tmp_path: Path) -> None:
+    with lmcache_server(tmp_path) as url:
+        storage = ("--hicache-storage-backend", "lmcache", "--hicache-storage-prefetch-policy", "wait_complete")
+        options = ("--hicache-storage-backend-extra-config", json.dumps({"url": url}))
+        flags = ("--model", str(tiny_model), *TINY, "--enable-hierarchical-cache", *storage, *options)
+        with running(*flags, "--enable-metrics") as first:
+            computed = ask(first, PROMPT)
+            until(lambda: metric(first, "written_tokens_total") == 256, "a run in the store")
+        with running(*flags, "--enable-metrics") as second:
+            found = ask(second, PROMPT)
+            assert found[0] == {**details(storage=256, store=256), "storage_backend": "lmcache"}
+            assert found[1] == computed[1] and found[2] == pytest.approx(computed[2], abs=1e-4)
+            answer = httpx.post(f"{second.url}/hicache/storage-backend/clear", timeout=PATIENCE_S)
+            assert answer.status_code == 400 and "restart it" in answer.text
+            assert metric(second, "failures_total") == 0
 
 
 def test_a_pair_that_starts_again_answers_from_disk(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bough.constrained.interface import Ticket
+from bough.core.daemon_thread import in_daemon_thread
 from bough.core.errors import SettingsError
 from bough.core.plan import HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
@@ -142,8 +143,7 @@ class StoreTier(Handover):
     def __init__(self, limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> None:
         super().__init__()
         self._memory = memory
-        self._thread = ThreadPoolExecutor(1, "bough-store-changes")  # attaching one, and clearing it, may take long
-        self._change: tuple[ChangeStorage, MemorySettings, Future[Any]] | None = None
+        self._change: tuple[ChangeStorage, MemorySettings, Future[Any]] | None = None  # what a store does may take long
         self.reply: Callable[[Reply], None] = log.info
         layout = ("by layer", limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, limits.groups)
         self._identity = ("", *identity, *map(str, layout))
@@ -162,7 +162,7 @@ class StoreTier(Handover):
         self._cache = self._batch.cache
         self._use(self._memory)
 
-    def open(self, memory: MemorySettings, *, check: bool = False) -> Transfers:
+    def open(self, memory: MemorySettings, check: bool = False) -> Transfers:
         """With `check` it must answer; when an engine starts, its server may come later."""
         store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
         if not HEADER.size + (size := max(self.run_bytes, self.state_bytes)) <= store.max_bytes:
@@ -282,12 +282,11 @@ class StoreTier(Handover):
 
     def change_storage(self, message: ChangeStorage) -> tuple[bool, str] | None:
         now, memory = self._memory, replace(self._memory, **message.settings)
-        run: Callable[..., Future[Any]] = self._thread.submit
         match message.action, now.hicache_storage_backend:
             case _ if self._change is not None:
                 return False, "The store is being changed already; try again when that is done."
             case "attach", None:
-                future = run(self.open, memory, check=True)
+                future: Future[Any] = in_daemon_thread(self.open, memory, True)
             case "attach", attached if any(getattr(memory, name) != getattr(now, name) for name in NO_STORE):
                 return False, f"A store ({attached}) is attached; detach it first."
             case "attach", attached:
@@ -298,9 +297,9 @@ class StoreTier(Handover):
             case "detach", _:
                 memory = replace(now, **NO_STORE)
                 self._use(memory)
-                future = run(self.transfers.close)
+                future = in_daemon_thread(self.transfers.close)
             case _:
-                future = run(self.transfers.store.clear)
+                future = in_daemon_thread(self.transfers.store.clear)
         self._change = message, memory, future
         return None
 

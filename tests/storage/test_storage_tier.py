@@ -54,17 +54,20 @@ class SlowThread:
         self.asks = asks
         self.futures: list[SlowFuture] = []
 
-    def submit(self, function: Callable[..., Any], *args: Any, **named: Any) -> SlowFuture:
-        self.futures.append(SlowFuture(self.asks, lambda: function(*args, **named)))
+    def submit(self, function: Callable[..., Any], *args: Any) -> SlowFuture:
+        self.futures.append(SlowFuture(self.asks, lambda: function(*args)))
         if not self.asks:
             self.futures[-1].done()
         return self.futures[-1]
 
 
-def with_threads(tier: StoreTier, transfers: Transfers | None) -> StoreTier:
-    tier._thread = SlowThread()  # type: ignore[assignment]
-    if transfers is not None:
-        tier.transfers, transfers.close = transfers, lambda: None  # type: ignore[method-assign]
+@pytest.fixture(autouse=True)
+def changes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_module, "in_daemon_thread", SlowThread().submit)
+
+
+def with_store(tier: StoreTier, transfers: Transfers) -> StoreTier:
+    tier.transfers, transfers.close = transfers, lambda: None  # type: ignore[method-assign]
     return tier
 
 
@@ -81,7 +84,7 @@ class Rig:
         self.reader = SlowThread(reads)
         self.transfers._reader, self.transfers._writer = self.reader, SlowThread()  # type: ignore[assignment]
         memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
-        self.tier = with_threads(StoreTier(limits, memory, [identity]), self.transfers)
+        self.tier = with_store(StoreTier(limits, memory, [identity]), self.transfers)
         pages = tuple(2 * count for count in limits.pages)
         self.bench = Bench(executor, memory=memory, host_pages=pages, handover=lambda _, out: (self.tier, out))
         self.tier.reply = self.bench.out.reply
@@ -288,7 +291,7 @@ def test_the_way_from_the_host_to_the_device_counts_as_well() -> None:
 def attachable(rig: Rig, kept: Kept, reads: int = 0) -> Rig:
     """Its next store is this one."""
 
-    def opened(memory: MemorySettings, *, check: bool) -> Transfers:
+    def opened(memory: MemorySettings, check: bool = False) -> Transfers:
         assert check
         transfers = Transfers(Store(kept), 1 << 20)
         transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
@@ -398,10 +401,9 @@ def test_changes_of_the_store_that_cannot_be(caplog: pytest.LogCaptureFixture) -
         assert rig.change("clear") == Reply(7, False, "The store cannot be cleared: no.") and "Traceback" in caplog.text
     assert rig.change("detach").ok and rig.change("detach") == Reply(7, True, "No store is attached.")
     assert rig.change("clear") == Reply(7, False, "No store is attached.")
-    slow = SlowThread(3)
-    rig.tier._thread = slow  # type: ignore[assignment]
     rig.bench.submit(*(ChangeStorage(call, "attach", {"hicache_storage_backend": "file"}) for call in (1, 2)))
-    rig.bench.run()
+    with patch.object(tier_module, "in_daemon_thread", SlowThread(3).submit):
+        rig.bench.run()
     assert [(each.call, each.ok) for each in rig.bench.out.replies[-2:]] == [(2, False), (1, True)]
     assert rig.ask() == (0, None)
 
@@ -410,7 +412,6 @@ def test_a_store_that_does_not_answer_is_not_attached(monkeypatch: pytest.Monkey
     """At the start of an engine it may be late."""
     monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
     tier = open_tier(FakeExecutor().limits(), MemorySettings(enable_hierarchical_cache=True), [])
-    with_threads(tier, None)
     bench = Bench(memory=MemorySettings(), host_pages=(256,), handover=lambda _, out: (tier, out))
     tier.reply = bench.out.reply
     for backend, options, said in (
@@ -488,7 +489,7 @@ def tier_over(kept: Kept, reads: int = 0, policy: str = "wait_complete") -> Call
         transfers = Transfers(Store(kept), 1 << 20)
         transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
         memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
-        return with_threads(StoreTier(executor.limits(), memory, []), transfers)
+        return with_store(StoreTier(executor.limits(), memory, []), transfers)
 
     return tier
 

@@ -594,10 +594,29 @@ def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
     memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
 
-    def tier(executor: Any, outbox: Any) -> Any:
-        return tier_over(kept, reads, policy)(executor), outbox
+    changes, slow = data.draw(st.sets(st.integers(1, 60))), SlowThread(data.draw(st.integers(0, 5)))
 
-    with patch("bough.storage.store.RUN_TOKENS", 4), patch("bough.storage.tier.RUN_TOKENS", 4):
+    def tier(executor: Any, outbox: Any) -> Any:
+        """The store goes, and comes again, in these turns."""
+        made, turns = tier_over(kept, reads, policy)(executor), [0]
+        passed = made.passed
+
+        def changing() -> Any:
+            turns[0] += 1
+            if turns[0] in changes:
+                here = made._memory.hicache_storage_backend is not None
+                made.change_storage(ChangeStorage(0, *(["detach"] if here else ["attach", MEMORY])))  # type: ignore[arg-type]
+            return passed()
+
+        made.open = lambda *_: tier_over(kept, reads, policy)(executor).transfers  # type: ignore[method-assign]
+        made.passed = changing  # type: ignore[method-assign]
+        return made, outbox
+
+    with (
+        patch("bough.storage.store.RUN_TOKENS", 4),
+        patch("bough.storage.tier.RUN_TOKENS", 4),
+        patch("bough.storage.tier.in_daemon_thread", slow.submit),
+    ):
         for _ in range(2):
             play(actions, config, machine, True, groups=groups, memory=memory, host_pages=pages, handover=tier)
             for key in data.draw(st.sets(st.sampled_from([*kept.values]))) if kept.values else ():

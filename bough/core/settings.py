@@ -200,11 +200,8 @@ class MemorySettings:
     )
     hicache_storage_backend: str | None = setting(
         None,
-        "also keep cached prefixes in files, `bough store`, Redis or Mooncake, where they survive a restart",
-        choices=("file", "memory", "redis", "mooncake"),
-        instead={
-            "lmcache": "Its server neither bounds what it keeps nor removes a damaged run; use redis, memory or file."
-        },
+        "also keep cached prefixes in files, `bough store`, Redis, Mooncake or LMCache's server, beyond a restart",
+        choices=("file", "memory", "redis", "mooncake", "lmcache"),
     )
     hicache_storage_prefetch_policy: str = setting(
         "timeout",
@@ -459,9 +456,9 @@ class Settings:
         return {f.name: getattr(getattr(self, group), f.name) for group, f in all_fields()}
 
     def to_shown(self) -> dict[str, Any]:
-        """`to_flat` for anybody to see: a key shows only that there is one."""
-        flat = self.to_flat()
-        return flat | {name: "***" for name in SECRETS if flat.get(name) is not None}
+        """`to_flat` for anybody to see: a key shows only that there is one, and so does what may hold a password."""
+        flat, hidden = self.to_flat(), (*SECRETS, "hicache_storage_backend_extra_config")
+        return flat | {name: "***" for name in hidden if flat.get(name) is not None}
 
 
 GROUPS: dict[str, type[Any]] = {f.name: type(f.default) for f in dataclasses.fields(Settings)}

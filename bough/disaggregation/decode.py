@@ -72,11 +72,13 @@ class DecodeSide(Side):
             return False
         self[request] = ticket
         host = f"[{where.host}]" if ":" in where.host else where.host
+        cache, key = self._batch.cache, (request.tokens, request.namespace)
+        cache.unlock(cache.fetch(cache.match_and_lock(*key), *key, None))  # what the host has need not come from there
         receiving = self._rooms[room] = Receiving(request, f"{host}:{where.port}", own_choice=given is None)
         claim = Claim(
             room,
             self._identity,
-            self._batch.cache.tree.match_length(request.tokens, request.namespace),
+            cache.tree.match_length(*key),
             wire.digest_of(request),
             msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
             wire.neighbours(),

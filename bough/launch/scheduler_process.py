@@ -138,10 +138,11 @@ def run_scheduler(spec: ChildSpec, announce: Callable[..., None]) -> None:
     handover: Handover | None = None
     tier = None
     way_out: Outbox = outbox
-    if settings.memory.hicache_storage_backend is not None:
+    if host is not None and not loaded.host and settings.parallel.pp_size == 1:  # whole pages: a store may come later
         from bough.storage.tier import StoreBehind, open_tier
 
         handover = tier = open_tier(limits, settings.memory, identity_of(spec, settings))
+        tier.reply = outbox.reply
     if settings.disaggregation.disaggregation_mode != "null":
         handover, inbox, way_out = open_handover(spec, settings, loaded.executor, context, (receiver, outbox))
         handover = handover if tier is None else StoreBehind(handover, tier)

@@ -104,9 +104,14 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class FlushCache(Call, frozen=True, tag=True):
-    """Empties the prefix cache, if nothing is running, or the store below it."""
+    """Empties the prefix cache, if nothing is running."""
 
-    storage: bool = False
+
+class ChangeStorage(Call, frozen=True, tag=True):
+    """Changes the store below the host's memory; `settings` are those of `MemorySettings` that become others."""
+
+    action: Literal["attach", "detach", "clear"]
+    settings: dict[str, Any] = {}
 
 
 class GetState(Call, frozen=True, tag=True):
@@ -226,6 +231,7 @@ class Garbled(msgspec.Struct, frozen=True, tag=True):
 
 
 Question = GetState | GetTree | GetTimeline | Ping | StartProfile | StopProfile
-Change = FlushCache | ProcessCommand | ChangeSettings | Pause | Resume | Control | ChangeAdapters | ChangeSession
+Setting = ChangeSettings | ChangeAdapters | ChangeSession | ChangeStorage
+Change = FlushCache | ProcessCommand | Pause | Resume | Control | Setting
 Command = Question | Change
 ToScheduler = Generate | Abort | StreamEnded | Command | Shutdown | Garbled

@@ -5,11 +5,12 @@ the grammar's gate: until the other engine has done its part.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from bough.constrained.interface import Ticket
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort
-from bough.messages.requests import Generate
+from bough.messages.requests import ChangeStorage, Generate
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.request import Request
 from bough.scheduler.running_batch import RunningBatch
@@ -21,7 +22,7 @@ Passing = tuple[Request, Ticket | None, FinishAbort | None]
 class Handover(dict[Request, Ticket | None]):
     def __init__(self) -> None:
         super().__init__()
-        self.counts = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
+        self.counts: dict[str, Any] = {"transfers": 0, "transferred_bytes": 0, "failed_transfers": 0}
 
     def attach(
         self, batch: RunningBatch, queue: WaitingQueue, facts: Mapping[str, str], drop: Callable[[Request], None], /
@@ -60,6 +61,7 @@ class Handover(dict[Request, Ticket | None]):
     def weights_changed(self) -> None:
         """What is computed from now on differs."""
 
-    def clear_storage(self) -> tuple[bool, str]:
-        """Empties the store below the host's memory (`bough.storage`): whether it is empty, and what to tell."""
-        return False, "This engine has no store; start it with --hicache-storage-backend."
+    def change_storage(self, message: ChangeStorage) -> tuple[bool, str] | None:
+        """Of the store below the host's memory (`bough.storage`): whether it is done, and what to tell. None: later."""
+        text = "This engine can have no store. Start it with --enable-hierarchical-cache and without --pp-size"
+        return False, f"{text}; with --tp-size, start it with --hicache-storage-backend."

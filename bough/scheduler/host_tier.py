@@ -87,15 +87,18 @@ class TieredCache(PrefixCache):
         self._executor, self._buffers = executor, buffers
         self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
-        self._policy = memory.hicache_write_policy
-        if self._policy == "write_back" and self.groups:
-            log.warning("write_back: windows and states leave the device one by one, so this model writes through")
-            self._policy = "write_through"
+        self.use_policy(memory.hicache_write_policy)
         self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
         self.tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
+
+    def use_policy(self, policy: str) -> None:
+        if policy == "write_back" and self.groups:
+            log.warning("write_back: windows and states leave the device one by one, so this model writes through")
+            policy = "write_through"
+        self._policy = policy
 
     # What requests do -------------------------------------------------------------------------------------------------
 
@@ -113,12 +116,12 @@ class TieredCache(PrefixCache):
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
-        self.tokens_per_s, self.load_s = tokens_per_s, 0.0
+        self.tokens_per_s, self.load_s = tokens_per_s or self.tokens_per_s, 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
             return match
         found = self.host.match_and_lock(tokens, namespace)
-        if self._load(found, tokens[:length], namespace, length - match.length):
+        if self._load(found, tokens[:length], namespace, length - match.length, tokens_per_s):
             before = match.length
             self.unlock(match)
             match = self.match_and_lock(tokens, namespace)
@@ -195,13 +198,13 @@ class TieredCache(PrefixCache):
 
     # Copies in --------------------------------------------------------------------------------------------------------
 
-    def _load(self, found: Match, tokens: IntArray, namespace: str, more: int) -> bool:
+    def _load(self, found: Match, tokens: IntArray, namespace: str, more: int, tokens_per_s: float | None) -> bool:
         """Copies to the device what it lacks of `found`, which holds `tokens`: `more` than it can go on behind now.
         False: there is no room, or it takes longer than to compute them."""
         offered = (found.pages, *found.group_pages)
         _, places = self.lacking(tokens, namespace, offered)
         nbytes = sum(len(at) * each for at, each in zip(places, self._page_bytes, strict=True))
-        if not self.rate.pays(nbytes, more, self.tokens_per_s):
+        if not self.rate.pays(nbytes, more, tokens_per_s):
             return False
         copies = self.place(tokens, namespace, offered, whole=True)
         for group, slots, pages in copies:

@@ -318,6 +318,9 @@ class Scheduler:
                 self._sessions.cut(message)
             case messages.FlushCache():
                 self._outbox.reply(self._flush(message))
+            case messages.ChangeStorage():
+                if (answer := self._handover.change_storage(message)) is not None:  # else once it is done
+                    self._outbox.reply(Reply(message.call, *answer))
             case messages.GetState():
                 self._outbox.reply(Reply(message.call, True, data=self._state()))
             case messages.GetTree():
@@ -496,8 +499,6 @@ class Scheduler:
         return self._table.running if self._paused else len(self._requests)
 
     def _flush(self, message: messages.FlushCache) -> Reply:
-        if message.storage:
-            return Reply(message.call, *self._handover.clear_storage())
         if self._busy:
             text = f"The cache can only be flushed when nothing runs or waits; {self._busy} requests do."
             return Reply(message.call, False, text)

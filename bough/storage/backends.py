@@ -10,6 +10,7 @@ import zmq
 from bough.core.errors import SettingsError
 from bough.core.yaml_file import read_yaml
 from bough.storage.files import Files
+from bough.storage.lmcache import LMCache
 from bough.storage.memory import Memory
 from bough.storage.store import HEADER, TIMEOUT_S, Buffer, Store
 
@@ -113,3 +114,4 @@ class Mooncake:
 
 
 BACKENDS: dict[str, Any] = {"file": Files, "memory": Memory, "redis": Redis, "mooncake": Mooncake}
+BACKENDS["lmcache"] = LMCache

@@ -66,6 +66,7 @@ class Store:
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self.clear, self.close, self.errors = backend, backend.clear, backend.close, backend.errors
+        self.ask = backend.exists  # raises what the store fails with
         self.max_bytes: float = getattr(backend, "max_bytes", float("inf"))
         self.counts: Counter[str] = Counter()  # runs: written, dropped, found, missed, corrupt; failures
         self._pauses: dict[str, float] = {}  # until when
@@ -112,9 +113,13 @@ class Store:
         try:
             for _ in takewhile(bool, steps if time.monotonic() >= self._pauses.get(way, 0.0) else ()):
                 done += 1
-        except self._backend.errors as error:
+        except self.errors as error:
             self._pauses[way] = time.monotonic() + PAUSE_S
-            self.counts["failures"] += 1
-            if self.counts["failures"].bit_count() == 1:  # less and less often
-                log.warning("the store fails, so runs are computed instead: %s", error)
+            self.failed(error)
         return done
+
+    def failed(self, error: BaseException | None) -> None:
+        self.counts["failures"] += error is not None
+        if error is not None and self.counts["failures"].bit_count() == 1:  # less and less often
+            defect = None if isinstance(error, self.errors) else error
+            log.warning("the store fails, so runs are computed instead: %s", error, exc_info=defect)

@@ -2,15 +2,16 @@
 
 A request waits here, before the queue, while a thread reads its runs, as long as `--hicache-storage-prefetch-policy`
 says; others pass it by. What has come is put into the host's tier, from which requests take it like anything there.
+A store may be attached and detached while the engine runs.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 from typing import Any
@@ -18,19 +19,23 @@ from typing import Any
 import numpy as np
 
 from bough.constrained.interface import Ticket
+from bough.core.daemon_thread import in_daemon_thread
 from bough.core.errors import SettingsError
 from bough.core.plan import HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
-from bough.messages.requests import Generate
+from bough.messages.outputs import Reply
+from bough.messages.requests import ChangeStorage, Generate
 from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.host_tier import CopyRate, TieredCache
 from bough.scheduler.request import Request
 from bough.storage.backends import open_store
-from bough.storage.store import HEADER, RUN_TOKENS, Buffer, Store, run_keys
+from bough.storage.store import HEADER, RUN_TOKENS, Buffer, Store, log, run_keys
 
 RECENT = 1 << 16  # names of runs that are in the store, as far as is known
 QUEUE_BYTES = 1 << 30  # of runs that wait to be written
 FETCH_S, FETCH_RUN_S = 1.0, 0.0625  # that the policy `timeout` waits, and for each run
+NO_STORE: dict[str, Any] = dict.fromkeys(("hicache_storage_backend", "hicache_storage_backend_extra_config"))
+SHOWN = "hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy"
 
 
 class Fetch:
@@ -50,7 +55,7 @@ class Fetch:
     def settled(self, policy: str) -> bool:
         """Whether its request waits no longer, by `--hicache-storage-prefetch-policy`."""
         late = policy == "timeout" and time.monotonic() >= self._deadline
-        return late or policy == "best_effort" or self.future.done()
+        return late or policy == "best_effort" or self.stopped or self.future.done()
 
     def read(self, store: Store) -> None:
         while self._state_bytes and self.count and self.state is None:
@@ -86,18 +91,24 @@ class Transfers:
         if sum(self._waiting.values()) + size > self._most_bytes:
             self.dropped += len(keys)
             return None
-        future = self._writer.submit(self.store.put, keys, buffers, runs)
+        future = self._submit(self._writer, self.store.put, keys, buffers, runs)
         self._waiting[future] = size
         return future
 
     def remove(self, keys: Sequence[str]) -> None:
         """When what waits has been written."""
-        self._writer.submit(self.store.remove, keys)
+        self._submit(self._writer, self.store.remove, keys)
 
     def fetch(self, keys: Sequence[str], run_bytes: int, state_bytes: int = 0) -> Fetch:
         fetch = Fetch(keys, run_bytes, state_bytes)
-        fetch.future = self._reader.submit(fetch.read, self.store)
+        fetch.future = self._submit(self._reader, fetch.read, self.store)
         return fetch
+
+    def _submit(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        """Nobody asks what each has come to, so what goes wrong is told here."""
+        future = thread.submit(work, *given)
+        future.add_done_callback(lambda done: self.store.failed(done.exception()))
+        return future
 
     def close(self) -> None:
         for thread in (self._reader, self._writer):
@@ -109,6 +120,7 @@ class Transfers:
 class Wanted:
     """What a request may find in the store, from its run `first` on."""
 
+    backend: str
     fetch: Fetch
     identity: tuple[str, ...]
     tokens: IntArray
@@ -117,20 +129,22 @@ class Wanted:
 
 def open_tier(limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> StoreTier:
     """`identity` is what the keys and values of given tokens depend on, beside the layout of pages."""
-    store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
-    tier = StoreTier(Transfers(store, QUEUE_BYTES), limits, memory, identity)
-    if not HEADER.size + (needed := max(tier.run_bytes, tier.state_bytes)) <= store.max_bytes:
-        raise SettingsError(f"A stored run takes {needed} bytes; --hicache-storage-backend needs a larger max_bytes.")
+    tier = StoreTier(limits, memory, identity)
+    if memory.hicache_storage_backend is not None:
+        tier.transfers = tier.open(memory)
     return tier
 
 
 class StoreTier(Handover):
-    """Owns the fetches under way, and requests that wait for theirs."""
+    """Owns the store, if one is attached, the fetches under way, and requests that wait for theirs."""
 
-    def __init__(self, transfers: Transfers, limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> None:
+    transfers: Transfers  # while one is
+
+    def __init__(self, limits: Limits, memory: MemorySettings, identity: Sequence[str]) -> None:
         super().__init__()
-        self._transfers, self.close = transfers, transfers.close
-        self._policy, self._backend = memory.hicache_storage_prefetch_policy, memory.hicache_storage_backend or ""
+        self._memory = memory
+        self._change: tuple[ChangeStorage, MemorySettings, Future[Any]] | None = None  # what a store does may take long
+        self.reply: Callable[[Reply], None] = log.info
         layout = ("by layer", limits.page_size, limits.page_bytes, limits.ranks, limits.cache_dtype, limits.groups)
         self._identity = ("", *identity, *map(str, layout))
         self._run_pages = RUN_TOKENS // limits.page_size
@@ -139,7 +153,6 @@ class StoreTier(Handover):
         self._kv = [number for number in range(len(limits.groups)) if number not in self._states]
         self.run_bytes = self._run_pages * sum(self._page_bytes[group] for group in self._kv)
         self.state_bytes = sum(self._page_bytes[group] for group in self._states)
-        self._rate = CopyRate()
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
 
@@ -147,9 +160,20 @@ class StoreTier(Handover):
         super().attach(*parts)
         assert isinstance(self._batch.cache, TieredCache)
         self._cache = self._batch.cache
-        self._cache.below = self
-        if self._states:
-            self._cache.run_tokens = RUN_TOKENS
+        self._use(self._memory)
+
+    def open(self, memory: MemorySettings, check: bool = False) -> Transfers:
+        """With `check` it must answer; when an engine starts, its server may come later."""
+        store = open_store(str(memory.hicache_storage_backend), memory.hicache_storage_backend_extra_config)
+        if not HEADER.size + (size := max(self.run_bytes, self.state_bytes)) <= store.max_bytes:
+            raise SettingsError(f"A stored run takes {size} bytes; --hicache-storage-backend needs a larger max_bytes.")
+        if check:
+            store.ask("0" * 64)
+        return Transfers(store, QUEUE_BYTES)
+
+    def close(self) -> None:
+        if self._memory.hicache_storage_backend is not None:
+            self.transfers.close()
 
     def offer(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], buffers: HostMemory) -> None:
         count = self._run_pages
@@ -169,18 +193,18 @@ class StoreTier(Handover):
         content = np.empty(count * sum(self._page_bytes[group] for group in groups), dtype=np.uint8)
         for group, part in self._parts(content, groups, count):
             np.take(buffers[group], slots[group], axis=0, out=part, mode="clip")
-        if self._transfers.put([key], [content], int(groups is self._kv)) is not None:
+        if self.transfers.put([key], [content], int(groups is self._kv)) is not None:
             self._recent.add(key)
 
     def forget(self, tokens: IntArray, namespace: str) -> None:
         keys = run_keys((*self._identity, namespace), tokens)
         keys += [state_key(key) for key in keys if self._states]
         self._recent.difference_update(keys)
-        self._transfers.remove(keys)
+        self.transfers.remove(keys)
 
     @property
     def figures(self) -> dict[str, float]:
-        counts, dropped = self._transfers.store.counts, self._transfers.dropped
+        counts, dropped = self.transfers.store.counts, self.transfers.dropped
         return {
             "hicache_storage_read_tokens_total": counts["found"] * RUN_TOKENS,
             "hicache_storage_written_tokens_total": counts["written"] * RUN_TOKENS,
@@ -191,12 +215,14 @@ class StoreTier(Handover):
 
     @property
     def busy(self) -> bool:
-        return bool(self._wanted or self._cache.under_way)
+        return bool(self._wanted or self._cache.under_way or self._change)
 
     def enter(self, request: Request, message: Generate, ticket: Ticket | None) -> bool:
         return self.wait(request, ticket)
 
     def wait(self, request: Request, ticket: Ticket | None) -> bool:
+        if (backend := self._memory.hicache_storage_backend) is None:
+            return False
         tokens, identity, host = request.tokens[: request.match_cap].copy(), self._identity, self._cache.host.tree
         keys = run_keys((*identity, request.namespace), tokens)
         on_host = host.match_length(tokens, request.namespace)
@@ -205,9 +231,9 @@ class StoreTier(Handover):
         nbytes, cache = (len(keys) - first) * self.run_bytes + self.state_bytes, self._cache
         if more <= 0 or not self._rate.pays(nbytes, more, cache.tokens_per_s, cache.rate.seconds(nbytes)):
             return False
-        fetch = self._transfers.fetch(keys[first:], self.run_bytes, self.state_bytes)
-        self._wanted[request] = Wanted(fetch, identity, tokens, first)
-        if self._policy != "best_effort":
+        fetch = self.transfers.fetch(keys[first:], self.run_bytes, self.state_bytes)
+        self._wanted[request] = Wanted(backend, fetch, identity, tokens, first)
+        if self._memory.hicache_storage_prefetch_policy != "best_effort":
             self[request] = ticket
         return request in self
 
@@ -216,14 +242,16 @@ class StoreTier(Handover):
         self._wanted[request].fetch.stopped = True
 
     def passed(self) -> list[Passing]:
-        passing: list[Passing] = []
+        passing, policy = list[Passing](), self._memory.hicache_storage_prefetch_policy
         for request, wanted in list(self._wanted.items()):
-            if wanted.fetch.future.done() or (request in self and wanted.fetch.settled(self._policy)):
+            if wanted.fetch.future.done() or (request in self and wanted.fetch.settled(policy)):
                 wanted.fetch.stopped = True
                 del self._wanted[request]
                 self._adopt(request, wanted)
                 if request in self:
                     passing.append((request, self.pop(request), None))
+        if self._change is not None and self._change[2].done():
+            self._end_change(*self._change)
         return passing
 
     def _adopt(self, request: Request, wanted: Wanted) -> None:
@@ -246,19 +274,58 @@ class StoreTier(Handover):
             for group, part in () if state is None else self._parts(state, self._states, 1):
                 offered[group], content[group] = pages // count * (number == last), part
             self._cache.adopt(wanted.tokens[: (number + 1) * RUN_TOKENS], namespace, offered, content)
-        request.count_stored(host.match_length(wanted.tokens, namespace) - known, self._backend)
+        request.count_stored(host.match_length(wanted.tokens, namespace) - known, wanted.backend)
 
     def weights_changed(self) -> None:
         """Nobody else can tell by which weights runs are from now on: a path may hold others later."""
         self._identity = (secrets.token_hex(16), *self._identity[1:])
 
-    def clear_storage(self) -> tuple[bool, str]:
+    def change_storage(self, message: ChangeStorage) -> tuple[bool, str] | None:
+        now, memory = self._memory, replace(self._memory, **message.settings)
+        match message.action, now.hicache_storage_backend:
+            case _ if self._change is not None:
+                return False, "The store is being changed already; try again when that is done."
+            case "attach", None:
+                future: Future[Any] = in_daemon_thread(self.open, memory, True)
+            case "attach", attached if any(getattr(memory, name) != getattr(now, name) for name in NO_STORE):
+                return False, f"A store ({attached}) is attached; detach it first."
+            case "attach", attached:
+                self._use(memory)
+                return True, f"This store ({attached}) is attached already; its policies are as asked."
+            case action, None:
+                return action == "detach", "No store is attached."
+            case "detach", _:
+                memory = replace(now, **NO_STORE)
+                self._use(memory)
+                future = in_daemon_thread(self.transfers.close)
+            case _:
+                future = in_daemon_thread(self.transfers.store.clear)
+        self._change = message, memory, future
+        return None
+
+    def _end_change(self, message: ChangeStorage, memory: MemorySettings, future: Future[Any]) -> None:
+        self._change, error, done = None, future.exception(), f"{message.action}ed"
+        if error is None:
+            self.transfers = future.result() or self.transfers
+            self._use(memory)
+            self.reply(Reply(message.call, True, f"The store is {done}."))
+        else:
+            log.warning("the store cannot be %s", done, exc_info=error)
+            self.reply(Reply(message.call, False, f"The store cannot be {done}: {str(error).rstrip('.')}."))
+
+    def _use(self, memory: MemorySettings) -> None:
+        """Requests that wait go on with what has come."""
+        if memory.hicache_write_policy != self._memory.hicache_write_policy:
+            self._cache.use_policy(memory.hicache_write_policy)
+        self._memory, self._rate = memory, CopyRate()
+        attached = memory.hicache_storage_backend is not None
+        self._cache.below = self if attached else None
+        self._cache.run_tokens = RUN_TOKENS if attached and self._states else TieredCache.run_tokens
+        self.counts |= {name: getattr(memory, name) for name in SHOWN}
         self._recent.clear()
-        try:
-            self._transfers.store.clear()
-        except self._transfers.store.errors as error:
-            return False, f"The store cannot be cleared: {error}."
-        return True, f"The store ({self._backend}) is empty."
+        self._wanted = {request: wanted for request, wanted in self._wanted.items() if request in self}
+        for wanted in self._wanted.values():
+            wanted.fetch.stopped = True
 
     def _parts(self, content: Buffer, groups: Sequence[int], count: int) -> Iterator[tuple[int, Buffer]]:
         """Each of these groups with its pages: [pages, bytes]."""
@@ -274,7 +341,8 @@ class StoreBehind(Handover):
         super().__init__()
         self._side, self._tier, self._both = side, tier, (side, tier)
         self.counts, self.check, self.launched = side.counts, side.check, side.launched  # type: ignore[method-assign]
-        self.weights_changed, self.clear_storage = tier.weights_changed, tier.clear_storage  # type: ignore[method-assign]
+        self.weights_changed, self.change_storage = tier.weights_changed, tier.change_storage  # type: ignore[method-assign]
+        tier.counts = side.counts
 
     def __contains__(self, request: object) -> bool:
         return request in self._side or request in self._tier

@@ -97,3 +97,11 @@ def test_a_setting_has_the_same_other_names_as_a_keyword_and_as_a_flag() -> None
     assert parallel.dist_init_addr == "a:1"
     names = {f.name for _, f in all_fields()}
     assert not ALIASES.keys() & names and set(ALIASES.values()) <= names
+
+
+def test_what_may_hold_a_password_is_not_shown() -> None:
+    options = {"url": "redis://:secret@127.0.0.1"}
+    given = Settings.from_flat({"api_key": "secret", "hicache_storage_backend_extra_config": options})
+    shown = given.to_shown()
+    assert "secret" not in str(shown) and shown["hicache_storage_backend_extra_config"] == "***"
+    assert Settings().to_shown()["hicache_storage_backend_extra_config"] is None

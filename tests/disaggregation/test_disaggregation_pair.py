@@ -133,6 +133,31 @@ def test_engines_of_a_pair_may_have_a_tier_below_the_device(groups: Any) -> None
     assert pair.used_pages() == (0, 0)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("kind", ["", "window", "state"])
+def test_what_the_host_of_the_decode_engine_has_does_not_travel_again(page_size: int, kind: str) -> None:
+    """Its device holds one prompt at a time."""
+    if kind == "state" and page_size > 1:
+        return
+    groups = make_groups(page_size, 8, [(6, 64)] if kind == "window" else [], [8] if kind == "state" else [])
+
+    def make(pages: int) -> FakeExecutor:
+        sizes = {"pages": pages // page_size, "page_size": page_size, "context_length": 128}
+        return FakeExecutor(**sizes, chunk_tokens=16, groups=groups)
+
+    pair = EnginePair(lambda: make(400), decode_executor=make(88), host_pages=(400, *(200 for _ in groups)))
+    sent = []
+    for handle, seed in enumerate([1, 2, 1]):
+        before = pair.to_decode.sent
+        pair.ask(handle, [*prompt_of(seed, 60), *prompt_of(9, handle)], max_new_tokens=6)
+        pair.run()
+        assert pair.decode.out.outputs[handle] == oracle([*prompt_of(seed, 60), *prompt_of(9, handle)], 6)
+        sent.append(pair.to_decode.sent - before)
+    assert pair.decode.scheduler._cache.figures["load_back_tokens_total"] > 0
+    assert sent[2] < sent[0] // 2, sent
+    assert pair.used_pages() == (0, 0)
+
+
 def test_logprobs_of_the_prompt_and_of_the_first_token_travel() -> None:
     pair, alone = EnginePair(), Bench()
     wants = {"max_new_tokens": 4, "logprobs": LogprobRequest(start=2, top=2)}

@@ -85,7 +85,8 @@ def bench_over_files(executor: Executor) -> Bench:
     transfers = Transfers(Store(Files()), 1 << 20)
     transfers._reader, transfers._writer = SlowThread(), SlowThread()  # type: ignore[assignment]
     limits, memory = executor.limits(), MemorySettings(hicache_storage_backend="file")
-    tier = StoreTier(transfers, limits, memory, [])
+    tier = StoreTier(limits, memory, [])
+    tier.transfers = transfers
     return Bench(cast(Any, executor), memory=memory, host_pages=limits.pages, handover=lambda _, out: (tier, out))
 
 

@@ -52,8 +52,6 @@ def test_a_store_without_the_tier_above_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(engine_processes, "find_files", lambda settings: pytest.fail("the model was looked for"))
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="needs --enable-hierarchical-cache"):
         EngineProcesses(Settings.from_flat({"hicache_storage_backend": "file"}), cleanup)
-    with pytest.raises(SettingsError, match="bounds what it keeps"):
-        Settings.from_flat({"hicache_storage_backend": "lmcache"})
 
 
 @pytest.mark.parametrize("flags", [{"tp_size": 2, "dp_size": 4}, {"tp_size": 4, "dp_size": 3}, {"dp_size": 2}])

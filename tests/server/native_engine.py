@@ -17,6 +17,7 @@ from bough.messages.requests import (
     ChangeAdapters,
     ChangeSession,
     ChangeSettings,
+    ChangeStorage,
     Control,
     FlushCache,
     Generate,
@@ -86,6 +87,7 @@ class NativeEngine(ScriptedEngine):
                     super().send(message)
                 case (
                     FlushCache()
+                    | ChangeStorage()
                     | GetState()
                     | GetTree()
                     | GetTimeline()

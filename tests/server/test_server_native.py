@@ -22,7 +22,7 @@ from bough.client.replicas import Replicas
 from bough.core.control import Sleep, SwapWeights, Wake
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.messages.outputs import Delta, Deltas, ReplicaLost
-from bough.messages.requests import Control, FlushCache, Pause, StartProfile
+from bough.messages.requests import Control, Pause, StartProfile
 from bough.server.app import App
 from bough.server.native import info
 from bough.server.protocols import all_endpoints
@@ -643,12 +643,9 @@ def test_management() -> None:
             engine.busy = 2
             assert (await http.get("/flush_cache", params={"timeout": 9})).json()["success"] is True
             assert (await http.get("/flush_cache", params={"timeout": "soon"})).json()["error"]["param"] == "timeout"
-            assert not any(c.storage for c in engine.commands if isinstance(c, FlushCache))
-            assert (await http.get("/hicache/storage-backend")).json()["hicache_storage_backend"] is None
-            assert (await http.put("/hicache/storage-backend", json={})).status_code == 400
             for path in ("/hicache/storage-backend/clear", "/clear_hicache_storage_backend"):
                 assert (await http.post(path)).status_code == 200
-                assert engine.commands[-1].storage
+                assert (engine.commands[-1].action, engine.commands[-1].settings) == ("clear", {})
             assert (await http.post("/pause_generation", json={"mode": "retract"})).status_code == 200
             assert (await http.post("/pause_generation")).status_code == 200
             assert [c.mode for c in engine.commands if isinstance(c, Pause)] == ["retract", "abort"]
@@ -669,6 +666,46 @@ def test_management() -> None:
             assert (await waiting).json()["meta_info"]["finish_reason"]["type"] == "abort"
             assert (await http.get("/pause_generation")).status_code == 405
             assert (await http.get("/nowhere")).json()["error"]["code"] == 404
+
+    asyncio.run(go())
+
+
+def test_a_store_is_attached_and_detached() -> None:
+    async def go() -> None:
+        engine, path = NativeEngine(lambda message: HELLO), "/hicache/storage-backend"
+        async with open_server(engine) as http:
+            shown = (await http.get(path)).json()
+            assert shown["hicache_storage_backend"] is None and shown["hicache_write_policy"] == "write_through"
+            body = {"hicache_storage_backend": "file", "hicache_write_policy": None}
+            body |= {"hicache_storage_backend_extra_config_json": '{"max_bytes": 5}'}
+            body |= {"hicache_storage_prefetch_policy": "wait-complete"}
+            assert (await http.put(path, json=body)).json() == {"success": True, "message": "done"}
+            given = {
+                "hicache_storage_backend": "file",
+                "hicache_storage_backend_extra_config": '{"max_bytes": 5}',
+                "hicache_storage_prefetch_policy": "wait_complete",
+            }
+            assert (engine.commands[-1].action, engine.commands[-1].settings) == ("attach", given)
+            await http.put(path, json=body | {"hicache_storage_backend_extra_config_json": {"max_bytes": 5}})
+            assert engine.commands[-1].settings == given
+            engine.state |= {"hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete"}
+            engine.state["hicache_write_policy"] = "write_through"
+            assert (await http.get(path)).json()["hicache_storage_backend"] == "file"
+            assert (await http.delete(path)).status_code == 200 and engine.commands[-1].action == "detach"
+            sent = len(engine.commands)
+            for field, value in (
+                ("hicache_storage_backend", "hf3fs"),
+                ("hicache_storage_backend", None),
+                ("hicache_write_policy", "now"),
+                ("hicache_ratio", 2.0),
+            ):
+                answer = await http.put(path, json=body | {field: value})
+                assert answer.status_code == 400 and field in answer.text, answer.text
+            assert len(engine.commands) == sent
+        async with open_server(engine, api_key="k") as http:
+            for ask in (http.put, http.delete):
+                answer = await ask(path, headers={"Authorization": "Bearer k"})
+                assert answer.status_code == 403, "a store reads paths, and gets the prompts of all"
 
     asyncio.run(go())
 

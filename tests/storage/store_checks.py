@@ -18,7 +18,7 @@ def empty(count: int, size: int = SIZE) -> list[Buffer]:
     return [np.zeros(size, np.uint8) for _ in range(count)]
 
 
-def check_store(store: Store) -> None:
+def check_store(store: Store, *, clears: bool = True) -> None:
     """Of an empty store: what is put is there, in its order, until it is cleared."""
     assert store.put(KEYS[:3], [content(number) for number in range(3)]) == 3
     store.put([KEYS[5]], [content(5)])
@@ -32,5 +32,8 @@ def check_store(store: Store) -> None:
     assert store.get(KEYS[:1], empty(1)) == 1
     assert store.get(KEYS[:1], empty(1, SIZE + 8)) == 0, "a run of another length is damaged"
     assert store.counts["corrupt"] == 1 and store.counts["failures"] == 0
-    store.clear()
-    assert store.get(KEYS[1:2], empty(1)) == 0
+    assert store.exists(KEYS[:1]) == 0 and store.put(KEYS[:1], [content(0)]) == 1
+    assert store.get(KEYS[:1], empty(1)) == 1
+    if clears:
+        store.clear()
+        assert store.get(KEYS[1:2], empty(1)) == 0

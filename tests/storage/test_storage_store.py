@@ -211,6 +211,34 @@ def test_writes_wait_in_a_queue_of_so_many_bytes() -> None:
     transfers.close()
 
 
+def test_what_goes_wrong_in_a_thread_is_logged_and_counted_and_the_next_is_tried(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a kind that the backend does not tell of, too."""
+    kept = Kept()
+    transfers = Transfers(Store(kept), 8 * SIZE)
+    write, monkeypatched = kept.write, monkeypatch.context
+    with monkeypatched() as patch:
+        patch.setattr(kept, "write", lambda *_: [][0])
+        patch.setattr(kept, "read", lambda *_: [][0])
+        patch.setattr(kept, "remove", lambda *_: [][0])
+        future = transfers.put(KEYS[:1], [content(0)])
+        fetch = transfers.fetch(KEYS[:2], SIZE)
+        transfers.remove(KEYS[:1])
+        assert future is not None
+        for each in (future, fetch.future, transfers._writer.submit(int)):
+            each.exception(10)
+        assert fetch.settled("wait_complete") and not fetch.runs
+    assert transfers.store.counts["failures"] == 3 and "IndexError" in caplog.text
+    assert kept.write == write
+    again = transfers.put(KEYS[:1], [content(0)])
+    assert again is not None and again.result(10) == 1
+    fetch = transfers.fetch(KEYS[:1], SIZE)
+    fetch.future.result(10)
+    assert len(fetch.runs) == 1
+    transfers.close()
+
+
 def test_a_fetch_says_how_far_it_got() -> None:
     transfers = Transfers(Store(Kept()), 8 * SIZE)
     transfers.store.put(KEYS[:3], [content(number) for number in range(3)])

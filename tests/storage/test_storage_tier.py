@@ -16,7 +16,8 @@ from bough.core.control import SwapWeights
 from bough.core.errors import SettingsError
 from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
-from bough.messages.requests import Abort, Control, FlushCache
+from bough.messages.outputs import Reply
+from bough.messages.requests import Abort, ChangeStorage, Control, FlushCache
 from bough.storage import tier as tier_module
 from bough.storage.store import Store, run_keys
 from bough.storage.tier import StoreTier, Transfers, open_tier, state_key
@@ -41,7 +42,10 @@ class SlowFuture(Future[Any]):
     def done(self) -> bool:
         self.asks -= 1
         if self.asks < 0 and not super().done():
-            self.set_result(self.work())
+            try:
+                self.set_result(self.work())
+            except Exception as error:  # noqa: BLE001  (as an executor does)
+                self.set_exception(error)
         return super().done()
 
 
@@ -57,6 +61,16 @@ class SlowThread:
         return self.futures[-1]
 
 
+@pytest.fixture(autouse=True)
+def changes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_module, "in_daemon_thread", SlowThread().submit)
+
+
+def with_store(tier: StoreTier, transfers: Transfers) -> StoreTier:
+    tier.transfers, transfers.close = transfers, lambda: None  # type: ignore[method-assign]
+    return tier
+
+
 class Rig:
     """An engine over a store; `reads` says how often its end is asked for until a fetch has ended."""
 
@@ -70,9 +84,10 @@ class Rig:
         self.reader = SlowThread(reads)
         self.transfers._reader, self.transfers._writer = self.reader, SlowThread()  # type: ignore[assignment]
         memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
-        self.tier = StoreTier(self.transfers, limits, memory, [identity])
+        self.tier = with_store(StoreTier(limits, memory, [identity]), self.transfers)
         pages = tuple(2 * count for count in limits.pages)
         self.bench = Bench(executor, memory=memory, host_pages=pages, handover=lambda _, out: (self.tier, out))
+        self.tier.reply = self.bench.out.reply
 
     def ask(self, prompt: list[int] = PROMPT, weights: str = "", **options: Any) -> tuple[int, tuple[int, str] | None]:
         """Runs a request; how many of its tokens were cached, and how many of those came from the store."""
@@ -84,8 +99,13 @@ class Rig:
         return started.cached_tokens, started.storage
 
     def flush(self, *, storage: bool = False) -> None:
-        self.bench.submit(FlushCache(0, storage))
+        self.bench.submit(ChangeStorage(0, "clear") if storage else FlushCache(0))
         self.bench.run()
+
+    def change(self, action: Any, **given: str) -> Reply:
+        self.bench.submit(ChangeStorage(7, action, {f"hicache_{name}": value for name, value in given.items()}))
+        self.bench.run()
+        return self.bench.out.replies[-1]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -268,6 +288,158 @@ def test_the_way_from_the_host_to_the_device_counts_as_well() -> None:
     assert rig.ask() == (512, (512, "file"))
 
 
+def attachable(rig: Rig, kept: Kept, reads: int = 0) -> Rig:
+    """Its next store is this one."""
+
+    def opened(memory: MemorySettings, check: bool = False) -> Transfers:
+        assert check
+        transfers = Transfers(Store(kept), 1 << 20)
+        transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
+        transfers.close = lambda: None  # type: ignore[method-assign]
+        return transfers
+
+    rig.tier.open = opened  # type: ignore[method-assign]
+    return rig
+
+
+def without_store(kept: Kept, **machine: Any) -> Rig:
+    rig = attachable(Rig(kept, **machine), kept)
+    assert rig.change("detach").ok
+    rig.tier._memory = MemorySettings(enable_hierarchical_cache=True, hicache_storage_prefetch_policy="wait_complete")
+    return rig
+
+
+@pytest.mark.parametrize("states", [0, 1])
+def test_a_store_comes_and_goes(states: int) -> None:
+    kept, groups = Kept(), {"groups": [(KVGroup("state"), 16)] * states}
+    rig = without_store(kept, **groups)
+    assert rig.ask() == (0, None) and not kept.values
+    assert "hicache_storage_failures_total" not in rig.bench.scheduler._state()
+    assert rig.bench.scheduler._state()["hicache_storage_backend"] is None
+    rig.flush()
+    assert rig.change("attach", storage_backend="redis") == Reply(7, True, "The store is attached.")
+    state = rig.bench.scheduler._state()
+    assert state["hicache_storage_backend"] == "redis" and state["hicache_storage_prefetch_policy"] == "wait_complete"
+    other = [5, *PROMPT]
+    rig.ask(other)
+    assert len(kept.values) == 2 * (1 + states), "what is computed from now on is stored"
+    rig.flush()
+    assert rig.ask(other) == (512, (512, "redis"))
+    assert rig.change("detach").ok and len(kept.values) == 2 * (1 + states)
+    rig.flush()
+    assert rig.ask(other) == (0, None)
+    rig.ask([6, *PROMPT])
+    assert len(kept.values) == 2 * (1 + states)
+    rig.change("attach", storage_backend="file")
+    rig.flush()
+    assert rig.ask(other) == (512, (512, "file")), "the same runs by another name"
+
+
+def test_what_was_cached_before_is_stored_with_what_follows_it() -> None:
+    kept = Kept()
+    rig = without_store(kept)
+    rig.ask()
+    rig.change("attach", storage_backend="file")
+    rig.ask([*PROMPT, 7])
+    assert len(kept.values) == 2 and Rig(kept).ask() == (512, (512, "file"))
+
+
+def test_a_store_that_goes_keeps_no_request_waiting() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    rig = attachable(Rig(kept, reads=10_000), kept)
+    for handle, prompt in enumerate((PROMPT, OTHER, [*PROMPT, 8])):
+        rig.bench.ask(handle, prompt, max_new_tokens=20)
+    rig.bench.turn(5)
+    assert len(rig.tier) == 2
+    assert rig.change("detach").ok
+    assert [rig.bench.out.outputs[n] for n in range(3)] == [oracle(p, 20) for p in (PROMPT, OTHER, [*PROMPT, 8])]
+    assert not len(rig.tier) and not rig.tier.busy and len(kept.values) == 2
+
+
+def test_a_store_comes_while_requests_run() -> None:
+    kept = Kept()
+    rig = without_store(kept)
+    for handle in range(6):
+        rig.bench.ask(handle, [handle, *PROMPT], max_new_tokens=30)
+    rig.bench.turn(8)
+    rig.bench.submit(ChangeStorage(1, "attach", {"hicache_storage_backend": "file"}))
+    rig.bench.run()
+    assert rig.bench.out.replies[-1].ok
+    assert all(rig.bench.out.outputs[handle] == oracle([handle, *PROMPT], 30) for handle in range(6))
+    assert Rig(kept).ask([5, *PROMPT]) == (512, (512, "file"))
+
+
+def test_weights_that_changed_before_the_store_came_are_not_taken_for_the_former() -> None:
+    kept = Kept()
+    Rig(kept).ask()
+    rig, before = without_store(kept), dict(kept.values)
+    rig.bench.submit(Control(call=1, command=SwapWeights("b"), wait=True, flush_cache=True, facts={"model_path": "b"}))
+    rig.bench.run()
+    rig.change("attach", storage_backend="file")
+    assert rig.ask(weights="b") == (0, None)
+    rig.flush()
+    assert rig.ask(weights="b") == (512, (512, "file"))
+    assert before.items() < kept.values.items() and Rig(kept).ask() == (512, (512, "file"))
+
+
+def test_changes_of_the_store_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept()
+    rig = attachable(Rig(kept), kept)
+    assert rig.change("attach", storage_backend="redis") == Reply(
+        7, False, "A store (file) is attached; detach it first."
+    )
+    options = {"storage_backend": "file", "storage_backend_extra_config": '{"max_bytes": 5}'}
+    assert not rig.change("attach", **options).ok
+    options = {"storage_backend": "file", "storage_prefetch_policy": "best_effort", "write_policy": "write_back"}
+    assert rig.change("attach", **options).ok, "of the same one the policies change"
+    shown = rig.bench.scheduler._state()
+    assert (shown["hicache_storage_prefetch_policy"], shown["hicache_write_policy"]) == ("best_effort", "write_back")
+    assert rig.tier._cache._policy == "write_back"
+    with patch.object(kept, "clear", side_effect=IndexError("no")):
+        rig.tier.transfers.store.clear = kept.clear  # type: ignore[union-attr]
+        assert rig.change("clear") == Reply(7, False, "The store cannot be cleared: no.") and "Traceback" in caplog.text
+    assert rig.change("detach").ok and rig.change("detach") == Reply(7, True, "No store is attached.")
+    assert rig.change("clear") == Reply(7, False, "No store is attached.")
+    rig.bench.submit(*(ChangeStorage(call, "attach", {"hicache_storage_backend": "file"}) for call in (1, 2)))
+    with patch.object(tier_module, "in_daemon_thread", SlowThread(3).submit):
+        rig.bench.run()
+    assert [(each.call, each.ok) for each in rig.bench.out.replies[-2:]] == [(2, False), (1, True)]
+    assert rig.ask() == (0, None)
+
+
+def test_a_store_that_does_not_answer_is_not_attached(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """At the start of an engine it may be late."""
+    monkeypatch.setenv("BOUGH_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    tier = open_tier(FakeExecutor().limits(), MemorySettings(enable_hierarchical_cache=True), [])
+    bench = Bench(memory=MemorySettings(), host_pages=(256,), handover=lambda _, out: (tier, out))
+    tier.reply = bench.out.reply
+    for backend, options, said in (
+        ("file", '{"max_bytes": 9}', "larger max_bytes"),
+        ("lmcache", '{"url": "lm://127.0.0.1:1"}', "lmcache_server"),
+        ("memory", '{"url": "ipc:///no/such/socket"}', "does not answer"),
+    ):
+        chosen = {"hicache_storage_backend": backend, "hicache_storage_backend_extra_config": options}
+        with patch("bough.storage.memory.TIMEOUT_MS", 200):
+            bench.submit(ChangeStorage(3, "attach", chosen))
+            bench.run()
+        reply = bench.out.replies[-1]
+        assert not reply.ok and said in reply.message, reply
+        assert bench.scheduler._state()["hicache_storage_backend"] is None
+    bench.submit(ChangeStorage(4, "attach", {"hicache_storage_backend": "file"}))
+    bench.run()
+    assert bench.out.replies[-1].ok
+    tier.close()
+
+
+def test_an_engine_without_the_tier_above_has_no_store() -> None:
+    bench = Bench()
+    bench.submit(*(ChangeStorage(1, action) for action in ("attach", "detach", "clear")))
+    bench.run()
+    assert all(not each.ok and "--enable-hierarchical-cache" in each.message for each in bench.out.replies)
+    assert len(bench.out.replies) == 3
+
+
 def test_an_aborted_request_stops_its_fetch() -> None:
     kept = Kept()
     Rig(kept).ask()
@@ -317,7 +489,7 @@ def tier_over(kept: Kept, reads: int = 0, policy: str = "wait_complete") -> Call
         transfers = Transfers(Store(kept), 1 << 20)
         transfers._reader, transfers._writer = SlowThread(reads), SlowThread()  # type: ignore[assignment]
         memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
-        return StoreTier(transfers, executor.limits(), memory, [])
+        return with_store(StoreTier(executor.limits(), memory, []), transfers)
 
     return tier
 
@@ -422,10 +594,29 @@ def test_any_load_ends_well_with_a_store(  # type: ignore[type-arg]
     pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
     memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
 
-    def tier(executor: Any, outbox: Any) -> Any:
-        return tier_over(kept, reads, policy)(executor), outbox
+    changes, slow = data.draw(st.sets(st.integers(1, 60))), SlowThread(data.draw(st.integers(0, 5)))
 
-    with patch("bough.storage.store.RUN_TOKENS", 4), patch("bough.storage.tier.RUN_TOKENS", 4):
+    def tier(executor: Any, outbox: Any) -> Any:
+        """The store goes, and comes again, in these turns."""
+        made, turns = tier_over(kept, reads, policy)(executor), [0]
+        passed = made.passed
+
+        def changing() -> Any:
+            turns[0] += 1
+            if turns[0] in changes:
+                here = made._memory.hicache_storage_backend is not None
+                made.change_storage(ChangeStorage(0, *(["detach"] if here else ["attach", MEMORY])))  # type: ignore[arg-type]
+            return passed()
+
+        made.open = lambda *_: tier_over(kept, reads, policy)(executor).transfers  # type: ignore[method-assign]
+        made.passed = changing  # type: ignore[method-assign]
+        return made, outbox
+
+    with (
+        patch("bough.storage.store.RUN_TOKENS", 4),
+        patch("bough.storage.tier.RUN_TOKENS", 4),
+        patch("bough.storage.tier.in_daemon_thread", slow.submit),
+    ):
         for _ in range(2):
             play(actions, config, machine, True, groups=groups, memory=memory, host_pages=pages, handover=tier)
             for key in data.draw(st.sets(st.sampled_from([*kept.values]))) if kept.values else ():

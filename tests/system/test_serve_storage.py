@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.storage.lmcache_server import lmcache_server
 from tests.system.pairs import free_port
 from tests.system.serving import PATIENCE_S, TINY, Server, running, until
 
@@ -59,10 +62,71 @@ def test_a_restarted_server_answers_from_disk(
         assert ask(second, PROMPT)[:2] == (details(), computed[1]) and metric(second, "corrupt_runs_total") == 1
 
         backend = f"{second.url}/hicache/storage-backend"
-        assert httpx.get(backend).json()["hicache_storage_backend"] == "file"
-        assert httpx.put(backend, json={}).status_code == 400
+        assert httpx.get(backend, timeout=PATIENCE_S).json()["hicache_storage_backend"] == "file"
         httpx.post(f"{backend}/clear", timeout=PATIENCE_S).raise_for_status()
         assert not runs()
+
+
+def test_a_store_is_attached_to_a_server_that_runs_and_detached_under_load(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    prompts = [[number, *PROMPT] for number in range(2, 8)]
+
+    def together(server: Server) -> list[Any]:
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            return list(threads.map(lambda prompt: ask(server, prompt)[1], prompts))
+
+    with running("--model", str(tiny_model), *TINY, "--enable-hierarchical-cache", "--enable-metrics") as server:
+        backend = f"{server.url}/hicache/storage-backend"
+
+        def call(method: str, **body: str) -> httpx.Response:
+            return httpx.request(method, backend, json=body or None, timeout=PATIENCE_S)
+
+        assert call("GET").json()["hicache_storage_backend"] is None
+        computed = together(server)
+        given = {"hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete"}
+        assert call("PUT", **given, hicache_storage_backend_extra_config_json='{"max_bytes": 1000}').status_code == 400
+        nobody = '{"url": "lm://127.0.0.1:1"}'
+        answer = call("PUT", hicache_storage_backend="lmcache", hicache_storage_backend_extra_config_json=nobody)
+        assert answer.status_code == 400 and "lmcache_server" in answer.text
+        assert call("GET").json()["hicache_storage_backend"] is None
+        call("PUT", **given).raise_for_status()
+        assert call("GET").json() == {**given, "hicache_write_policy": "write_through"}
+        assert call("PUT", hicache_storage_backend="redis").status_code == 400
+
+        httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+        assert together(server) == computed
+        until(lambda: metric(server, "written_tokens_total") == 256 * len(prompts), "runs in the store")
+        httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+        found = ask(server, prompts[0])
+        assert found[0] == details(storage=256, disk=256) and found[1] == computed[0]
+
+        httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+        with ThreadPoolExecutor(1) as thread:
+            load = thread.submit(together, server)
+            call("DELETE").raise_for_status()
+            assert load.result() == computed
+        assert call("GET").json()["hicache_storage_backend"] is None
+        httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+        assert ask(server, prompts[0])[0] == details() and len(list((tmp_path / "kv").glob("[!.]*"))) == len(prompts)
+
+
+def test_a_restarted_server_answers_from_lmcaches_server(tiny_model: Path, tmp_path: Path) -> None:
+    with lmcache_server(tmp_path) as url:
+        storage = ("--hicache-storage-backend", "lmcache", "--hicache-storage-prefetch-policy", "wait_complete")
+        options = ("--hicache-storage-backend-extra-config", json.dumps({"url": url}))
+        flags = ("--model", str(tiny_model), *TINY, "--enable-hierarchical-cache", *storage, *options)
+        with running(*flags, "--enable-metrics") as first:
+            computed = ask(first, PROMPT)
+            until(lambda: metric(first, "written_tokens_total") == 256, "a run in the store")
+        with running(*flags, "--enable-metrics") as second:
+            found = ask(second, PROMPT)
+            assert found[0] == {**details(storage=256, store=256), "storage_backend": "lmcache"}
+            assert found[1] == computed[1] and found[2] == pytest.approx(computed[2], abs=1e-4)
+            answer = httpx.post(f"{second.url}/hicache/storage-backend/clear", timeout=PATIENCE_S)
+            assert answer.status_code == 400 and "restart it" in answer.text
+            assert metric(second, "failures_total") == 0
 
 
 def test_a_pair_that_starts_again_answers_from_disk(

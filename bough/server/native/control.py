@@ -43,7 +43,9 @@ RELEASE = "Give back the memory of weights and cache; 400 while requests run"
 TAKE_AGAIN = "Take the memory again; weights are read from their files"
 FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
 LOGGING = "What is logged of each request, and which lines of the log are shown"
-STORAGE = "Which store lies below the host's memory; PUT and DELETE, to attach and detach one, are answered with 400"
+STORAGE = "Which store lies below the host's memory"
+ATTACH = "Attach a store below the host's memory, or change the policies of the one that is attached"
+DETACH = "Detach the store below the host's memory, which keeps what it has"
 OPEN = "Keep a conversation whose requests bring only what is new of it; answers with its id"
 CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
 STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
@@ -55,11 +57,12 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     counts: dict[str, Any] = {"answer": schemas.ExpertCounts}
     get_or_post: dict[str, Any] = {"methods": ("GET", "POST")}
     memory: dict[str, Any] = {"body": schemas.MemoryBody, "access": "admin_only", **get_or_post}
-    methods = ("GET", "PUT", "DELETE")
-    storage: dict[str, Any] = {"methods": methods, "access": "admin", "answer": dict[str, str | None]}
+    storage: dict[str, Any] = {"methods": ("GET",), "access": "admin", "answer": dict[str, str | None]}
     settings: dict[str, Any] = {"body": schemas.SettingsBody, "answer": schemas.SettingsOutcome}
     settings |= {"methods": ("POST", "PUT"), "access": "admin"}
-    clear = partial(commands.FlushCache, storage=True)
+    clear, detach = (partial(commands.ChangeStorage, action=action) for action in ("clear", "detach"))
+    attaching: dict[str, Any] = {"body": schemas.StorageBody, "methods": ("PUT",), "access": "admin_only"}
+    detaching: dict[str, Any] = {"methods": ("DELETE",), "access": "admin_only"}
 
     def record(action: Literal["start", "stop", "dump"]) -> Callable[[schemas.Nothing], Coroutine[Any, Any, Reply]]:
         return lambda _: client.record_experts(action)
@@ -80,6 +83,8 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
         command_route("/close_session", FORGET, close, schemas.NamedSession, **session),
         Endpoint("/flush_cache", partial(flush_cache, context), FLUSH, body=schemas.Nothing, **flush, **get_or_post),
         Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
+        command_route("/hicache/storage-backend", ATTACH, partial(attach_storage, context), **attaching),
+        command_route("/hicache/storage-backend", DETACH, lambda _: client.call(detach), **detaching),
         command_route("/hicache/storage-backend/clear", CLEAR, lambda _: client.call(clear)),
         command_route("/clear_hicache_storage_backend", CLEAR, lambda _: client.call(clear), **get_or_post),
         *adapter_routes(context),
@@ -167,9 +172,17 @@ async def open_session(context: ServerContext, request: Request, body: schemas.S
 
 
 async def storage_backend(context: ServerContext, request: Request) -> Response:
-    if request.method != "GET":
-        raise RequestError("A store is opened when the engine starts (--hicache-storage-backend), and closed with it.")
-    return json_response({name: getattr(context.settings.memory, name) for name in STORAGE_SETTINGS})
+    memory, (state, *_) = context.settings.memory, await context.states()
+    return json_response({name: state.get(name, getattr(memory, name)) for name in STORAGE_SETTINGS})
+
+
+async def attach_storage(context: ServerContext, body: schemas.StorageBody) -> Reply:
+    given = {name.removesuffix("_json"): value for name, value in given_fields(body, body.__struct_fields__).items()}
+    try:
+        settings = {name: check_value(SETTINGS[name], value) for name, value in given.items()}
+    except SettingsError as error:
+        raise RequestError(str(error)) from None
+    return await context.client.call(lambda call: commands.ChangeStorage(call, "attach", settings))
 
 
 def _timeout_of(request: Request) -> float:

@@ -348,6 +348,15 @@ class AdapterBody(NamedAdapter, kw_only=True):
     pinned: bool | None = None
 
 
+class StorageBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A store and its options, as JSON or @FILE; policies that are left out stay."""
+
+    hicache_storage_backend: str
+    hicache_storage_backend_extra_config_json: str | dict[str, Any] | None = None
+    hicache_storage_prefetch_policy: str | None = None
+    hicache_write_policy: str | None = None
+
+
 class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
     """`timeout`: seconds without a request after which it is closed; an hour when left out. No capacity is kept to."""
 

@@ -69,8 +69,7 @@ class Prepared(msgspec.Struct, frozen=True, weakref=True):
         return np.frombuffer(self.tokens, dtype=np.int32)
 
 
-Grid = tuple[int, int, int] | None
-Result = tuple[dict[str, Array], str, Grid, float]  # arrays by the names of the encoder's arguments, text, ...
+Result = tuple[dict[str, Array], str, tuple[int, int, int] | None, float]  # arrays by name, text, grid, interval
 
 
 class Family:

@@ -19,6 +19,7 @@ CONTAINERS = "mov,mp4,m4a,matroska,webm,avi,flv,mpegts,mpeg,ogg,gif,wav,flac,mp3
 LOW_DETAIL = 512  # pixels of the longer side
 NUMPY = b"\x93NUMPY"
 ARRAY_FPS = 24.0  # of frames in an array
+LOUDEST = 1e6  # of a sample; the squares of what a file may have beyond are infinite
 Array = npt.NDArray[Any]
 
 
@@ -103,7 +104,7 @@ def decode_audio(content: bytes, limits: Limits, rate: int) -> Array:
     """One channel at the model's rate; arrays have it already."""
     with _reading("recording", "WAV, FLAC, MP3, OGG or M4A"):
         if content.startswith(NUMPY):
-            samples = _read_array(content, 1).astype(np.float32)
+            samples = np.nan_to_num(_read_array(content, 1).astype(np.float32)).clip(-LOUDEST, LOUDEST)
             limits.check_seconds(len(samples) / rate)
             return samples
         return np.concatenate([*samples_of(content, rate, limits.check_seconds)])
@@ -122,7 +123,7 @@ def samples_of(content: bytes, rate: int, check_seconds: Callable[[float], None]
             for piece in resampler.resample(frame):
                 length += piece.samples
                 check_seconds(length / rate)
-                yield np.nan_to_num(piece.to_ndarray().mean(axis=0))
+                yield np.nan_to_num(piece.to_ndarray().mean(axis=0)).clip(-LOUDEST, LOUDEST)
 
 
 def open_container(content: bytes) -> Any:
@@ -167,5 +168,5 @@ def _to_pixels(array: Array, limits: Limits) -> Array:
         raise ValueError(f"it has the shape {array.shape}; 1 or 3 channels are needed, first or last")
     limits.check_pixels(array.shape[1], array.shape[0])
     scale = 255 if array.dtype.kind == "f" and array.max() <= 1 else 1
-    array = (array * scale).clip(0, 255).round().astype(np.uint8)
+    array = (np.nan_to_num(array) * scale).clip(0, 255).round().astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], 3)))

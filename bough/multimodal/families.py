@@ -69,8 +69,7 @@ class Prepared(msgspec.Struct, frozen=True, weakref=True):
         return np.frombuffer(self.tokens, dtype=np.int32)
 
 
-Grid = tuple[int, int, int] | None
-Result = tuple[dict[str, Array], str, Grid, float]  # arrays by the names of the encoder's arguments, text, ...
+Result = tuple[dict[str, Array], str, tuple[int, int, int] | None, float]  # arrays by name, text, grid, interval
 
 
 class Family:
@@ -268,8 +267,8 @@ class Family:
         if self.config.audio_config is None or seen_whole:  # tokens of sound would see each other both ways, too
             raise RequestError("This checkpoint has no audio encoder; send text or images.")
         samples = decode_audio(task.content, self._limits, rate)
-        if not 0 < len(samples) <= most * rate:
-            raise RequestError(f"This model takes at most {most} s of audio at a time; cut the recording.")
+        if not 0.02 < len(samples) / rate <= most:  # less gives no token
+            raise RequestError(f"This model takes more than 0.02 s and at most {most} s of audio at a time.")
         if self.type == "gemma4":
             arrays = dict(prepare([samples], return_tensors="np"))
             return arrays, self._processor.replace_audio_token(arrays, 0), None, 1.0

@@ -31,6 +31,8 @@ def decode(data: bytes, most_seconds: float = MAX_SECONDS) -> FloatArray:
 
     try:
         parts = [*samples_of(data, SAMPLE_RATE, check_seconds)]
+    except RequestError:
+        raise
     except (av.FFmpegError, ValueError) as error:
         formats = "wav, flac, mp3, ogg, m4a, mp4 or webm"
         raise RequestError(f"file cannot be read as sound ({error}); send {formats}.", field="file") from None

@@ -233,7 +233,5 @@ def _silence(answer: RequestOutput) -> float:
 
 def _asked(warmth: float, scored: list[int], most: int = 224) -> dict[str, Any]:
     """For at most so many tokens, and the logprobs of those `scored` in the place of each."""
-    return {
-        "return_logprob": True, "token_ids_logprob": scored,
-        "sampling_params": {"temperature": warmth, "max_new_tokens": most},
-    }  # fmt: skip
+    sampling = {"temperature": warmth, "max_new_tokens": most}
+    return {"return_logprob": True, "token_ids_logprob": scored, "sampling_params": sampling}

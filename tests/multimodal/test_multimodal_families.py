@@ -368,6 +368,15 @@ def test_sound_has_the_tokens_that_transformers_gives_it(family: str, tmp_path: 
         prepare(worker, tmp_path, [file.getvalue()], "audio")
 
 
+@pytest.mark.parametrize("count", [1, 320])
+def test_sound_that_is_shorter_than_a_token_is_refused(count: int, tmp_path: Path) -> None:
+    write_hearing(tmp_path)
+    array = io.BytesIO()
+    np.save(array, np.zeros(count, dtype=np.float32))
+    with pytest.raises(RequestError, match=r"more than 0.02 s"):
+        prepare(worker_of(tmp_path), tmp_path, [array.getvalue()], "audio")
+
+
 def test_a_checkpoint_without_ears_says_so(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "gemma4")
     config = json.loads((tmp_path / "config.json").read_text())

@@ -18,11 +18,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from bough.core.errors import RequestError
 from bough.core.media import MediaSource
-from bough.multimodal.decoding import Limits, decode_audio, decode_image, decode_video
+from bough.multimodal.decoding import LOUDEST, Limits, decode_audio, decode_image, decode_video
 from bough.multimodal.fetching import FetchRules, fetch, is_public, judge
 from bough.multimodal.sources import as_source, read_columns, read_local
 
@@ -378,6 +379,19 @@ def test_sound_comes_in_one_channel_at_the_models_rate() -> None:
     spectrum = np.abs(np.fft.rfft(samples))
     assert abs(int(spectrum.argmax()) * 16000 / len(samples) - 440) < 2
     assert 0.4 < np.abs(samples).max() < 0.6
+
+
+def test_numbers_that_are_none_are_no_numbers_of_a_sound() -> None:
+    """Its features would be infinite, and the model's numbers too."""
+    samples = np.array([np.nan, np.inf, -np.inf, 1e38, 0.5] * 100, dtype=np.float32)
+    array = io.BytesIO()
+    np.save(array, samples)
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16000, format="WAV", subtype="FLOAT")
+    for content in (file.getvalue(), array.getvalue()):
+        heard = decode_audio(content, LIMITS, 16000)
+        assert heard[:5].tolist() == [0.0, LOUDEST, -LOUDEST, LOUDEST, 0.5]
+        assert np.isfinite(np.fft.rfft(heard[:400]) ** 2).all()
 
 
 def test_cameras_pictures_are_decoded() -> None:

@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "granitemoehybrid-dense": (),
     "lfm2_moe": BOTH,
     "glm4_moe_lite": (),
+    "kimi_linear": (),
     "minimax_m2": (*BOTH, "gate.weight"),
 }
 LATENT = r".*\.kv_b_proj"  # a part of attention itself

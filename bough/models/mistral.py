@@ -112,6 +112,6 @@ class MiniMaxM2(ModelFamily):
         return found
 
     def names(self, config: ModelConfig) -> Names:
-        theirs, ours = "model.layers.*.block_sparse_moe", "model.layers.*.mlp.gate"
-        bias = "e_score_correction_bias"
-        return {**block_sparse_names(), f"{theirs}.{bias}": f"{ours}.{bias}"}
+        bias, blocks = "e_score_correction_bias", ("block_sparse_moe", "mlp")  # of checkpoints, and of Transformers
+        stored = [f"model.layers.*.{block}.{bias}" for block in blocks]
+        return {**block_sparse_names(), **dict.fromkeys(stored, f"model.layers.*.mlp.gate.{bias}")}

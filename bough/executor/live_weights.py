@@ -153,7 +153,7 @@ class LiveWeights:
             text = f"These are no whole safetensors ({error}); bough.rl.shared_tensors writes such files, not pickles."
             raise RequestError(text) from None
         except (OSError, ValueError) as error:
-            raise RequestError(f"{path} cannot be read: {error}.") from None
+            raise error if isinstance(error, BoughError) else RequestError(f"{path} cannot be read: {error}.") from None
 
     @functools.cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:

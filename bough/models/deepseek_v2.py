@@ -229,7 +229,7 @@ class KimiLinear(DeepseekV3):
         return {**super().gguf_names(config), "blk.*.ssm_a": [rates]}
 
     def names(self, config: ModelConfig) -> Names:
-        return block_sparse_names()
+        return {**block_sparse_names(), "model.layers.*.self_attn.forget_gate.": "model.layers.*.self_attn."}
 
 
 def _recurs(config: Fields, nested: Fields | None) -> tuple[bool, ...]:

@@ -116,8 +116,7 @@ class EagleHead(TargetReader):
 
     def advance(self, token_ids: torch.Tensor, hidden: torch.Tensor | None, ctx: ForwardContext) -> torch.Tensor:
         assert hidden is not None
-        both = torch.cat((self.target.embed(token_ids, ctx), hidden), dim=-1)
-        x, residual = self._product(both, ctx), None
+        x, residual = self._product(torch.cat((self.target.embed(token_ids, ctx), hidden), dim=-1), ctx), None
         for block in self._blocks:
             x, residual = block(x, residual, ctx)
         return x if residual is None else x + residual

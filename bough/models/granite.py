@@ -51,7 +51,7 @@ def expert_names(moe: MoEConfig) -> Names:
     theirs, experts, inner = "model.layers.*.block_sparse_moe", moe.experts, moe.intermediate_size
     gates, ups = slice(0, inner), slice(inner, 2 * inner)
     return {
-        f"{theirs}.router.layer": "model.layers.*.mlp.gate",
+        **dict.fromkeys((f"{theirs}.router.layer", f"{theirs}.router"), "model.layers.*.mlp.gate"),
         f"{theirs}.input_linear": planes("gate_proj", experts, gates) + planes("up_proj", experts, ups),
         f"{theirs}.output_linear": planes("down_proj", experts),
     }

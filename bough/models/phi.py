@@ -55,7 +55,7 @@ class PhiMoe(ModelFamily):
         }
 
     def names(self, config: ModelConfig) -> Names:
-        return block_sparse_names()
+        return {**block_sparse_names(), "model.layers.*.mlp.router": "model.layers.*.mlp.gate"}
 
 
 def _rope(config: Fields) -> RopeConfig:

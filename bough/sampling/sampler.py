@@ -35,8 +35,7 @@ def sample(state: SamplingState, logits: Tensor, rows: IntArray, masks: BatchMas
     wants logprobs: for those rows `logits` still holds the model's own values afterwards.
     """
     if state.device.type == "cuda":
-        numbers = to_device(rows.astype(np.int64), state.device)
-        return sample_rows_on_device(state, logits, numbers, rows, masks=masks)
+        return sample_rows_on_device(state, logits, to_device(rows.astype(np.int64), state.device), rows, masks=masks)
     logits = _shape(state, logits, rows, masks)
     peak, tokens = best(logits)
     bad = peak.isfinite().logical_not_()

@@ -118,21 +118,21 @@ class Adapters:
             self.loading[request.adapter].requests.remove(request)
         return meant
 
-    def finished(self, requests: Iterable[Request]) -> Iterator[tuple[Generate | Reply, str]]:
+    def finished(self, requests: Iterable[Request]) -> Iterator[tuple[Generate | Reply, RequestError | None]]:
         """Loads what was read. Yields the command's reply, and the requests that waited, each with what is wrong with
         its adapter, if something is."""
         for name in [name for name, loading in self.loading.items() if loading.is_read]:
-            (path, _, command, waiting), error = self.loading.pop(name), ""
+            (path, _, command, waiting), error = self.loading.pop(name), None
             try:
                 if command is None:
                     self._make_room({request.adapter for request in requests})
                 self.load(name, path, command is not None and command.pinned)
             except BoughError as found:
-                error = str(found)
+                error = found if isinstance(found, RequestError) else RequestError(str(found), field="lora_path")
             else:
                 self._resolved |= {name: None} if command is None else {}
             if command is not None:
-                yield Reply(command.call, not error, error or f"The adapter {name!r} is loaded."), error
+                yield Reply(command.call, error is None, str(error or f"The adapter {name!r} is loaded.")), error
             yield from ((request, error) for request in waiting)
 
     def obey(self, message: ChangeAdapters, requests: Iterable[Request]) -> Reply | None:
@@ -162,7 +162,8 @@ class Adapters:
             raise RequestError(f"lora_name {name!r} is loaded already; take another, or unload that one.")
         most, slots = self._settings.max_loaded_loras, self._settings.max_loras_per_batch
         if most is not None and len(self._loaded) >= most:
-            raise RequestError(f"{most} adapters are loaded, which is the most (--max-loaded-loras); unload one.")
+            text = f"{most} adapters are loaded, which is the most (--max-loaded-loras); unload one, or try again."
+            raise RequestError(text, field="lora_path", status_code=503, err_type="ServiceUnavailableError")
         if pinned and sum(adapter.pinned for adapter in self._loaded.values()) >= slots - 1:
             raise RequestError(f"Of {slots} slots (--max-loras-per-batch), one must stay free of pinned adapters.")
         return self._executor

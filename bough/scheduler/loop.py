@@ -421,8 +421,8 @@ class Scheduler:
         for message, error in self._adapters.finished(self._requests.values()):
             if isinstance(message, Reply):
                 self._outbox.reply(message)
-            elif error:
-                self._committer.refuse(message.handle, FinishAbort(error, field="lora_path"))
+            elif error is not None:
+                self._committer.refuse(message.handle, FinishAbort.because(error))
             else:
                 self._handle(message)
 

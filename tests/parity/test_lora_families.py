@@ -4,12 +4,16 @@ What cannot be changed is refused by name."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from bough.core.errors import ModelError
+from bough.core.plan import Executor
+from bough.core.settings import LoraSettings
+from tests.executor.test_executor_ranks import with_ranks
+from tests.fakes.scheduler_bench import Bench
 from tests.parity.engines import LocalEngine
 from tests.parity.test_families import NEW, Model, make, prompt
 
@@ -34,6 +38,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "granitemoehybrid-dense": (),
     "lfm2_moe": BOTH,
     "glm4_moe_lite": (),
+    "kimi_linear": (),
     "minimax_m2": (*BOTH, "gate.weight"),
 }
 LATENT = r".*\.kv_b_proj"  # a part of attention itself
@@ -81,3 +86,23 @@ def test_all_linear_layers(tmp_path: Path, family: str) -> None:
         plain = [continued(adapted, tokens) for tokens in PROMPTS]
     got = engine.ask(*PROMPTS, *PROMPTS, adapters=["a"] * len(PROMPTS) + [""] * len(PROMPTS))
     assert [output for output, _ in got] == expected + plain and expected != plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_moe", "gemma4-experts"])
+def test_two_ranks_give_the_same(tmp_path: Path, family: str) -> None:
+    model = make(family, tmp_path / "base")
+    trained(model, tmp_path / "adapters" / "a", FAMILIES[family])
+
+    def tokens(ranks: Executor) -> list[list[int]]:
+        bench = Bench(cast(Any, ranks), lora=LoraSettings(lora_resolver=str(tmp_path / "adapters")))
+        for handle, given in enumerate(PROMPTS * 2):
+            name = "a" * (handle < len(PROMPTS))
+            bench.ask(handle, given, max_new_tokens=NEW, temperature=0.0, ignore_eos=True, adapter=name)
+        while len(bench.out.ended) < 2 * len(PROMPTS):  # the adapter is read on a thread
+            bench.turn()
+        return [bench.out.outputs[handle] for handle in range(2 * len(PROMPTS))]
+
+    flags = {"enable_lora": True, "max_total_tokens": 400, "attention_backend": "torch"}
+    alone, together = (with_ranks(model.folder, size, tokens, 1, **flags) for size in (1, 2))
+    assert together == alone and alone[: len(PROMPTS)] != alone[len(PROMPTS) :]

@@ -173,6 +173,7 @@ class VectorRoutes:
         refuse_unsupported(body)
         if (body.text is None) == (body.input_ids is None):
             raise RequestError("Give exactly one of text and input_ids.", field="text")
+        set_field_names({"prompt": "text"})
         given = {"prompt": body.text, "input_ids": body.input_ids, "rid": body.rid, "priority": body.priority}
         shown = await while_connected(request, self._vectors.encoded(dimensions=body.dimensions, **given))
         return Response(await offload(1 << 20, lambda: encode_json(shown)), media_type="application/json")

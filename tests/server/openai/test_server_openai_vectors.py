@@ -118,6 +118,7 @@ def test_sglangs_encode_and_classify() -> None:
         many = await post(http, "/classify", input_ids=[[1], [2, 3]])
         assert [each["embedding"][0] for each in many] == [1, 5]
         assert "exactly one" in (await post(http, "/encode", 400))["error"]["message"]
+        assert (await post(http, "/encode", 400, text=[]))["error"]["param"] == "text"
 
     serve(VectorEngine(), use)
 

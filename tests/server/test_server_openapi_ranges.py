@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bough.core.server_settings import ServerSettings
 from bough.server.app import App
 from bough.server.protocols import all_endpoints, openapi_document
 from tests.fakes.scripted_engine import IM_END
@@ -120,3 +121,19 @@ def test_every_route_that_takes_a_post_says_what_it_takes() -> None:
         path for path, methods in PAGE["paths"].items() if "requestBody" not in methods.get("post", {"requestBody": 0})
     ]
     assert silent == ["/v1/responses/{id}/cancel"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "locked"),
+    [
+        ({}, []),
+        ({"api_key": "api"}, ["/generate", "/flush_cache", "/update_weights_from_disk"]),
+        ({"admin_api_key": "admin"}, ["/flush_cache", "/update_weights_from_disk"]),
+        ({"api_key": "api", "admin_api_key": "admin"}, ["/generate", "/flush_cache", "/update_weights_from_disk"]),
+    ],
+)
+def test_the_page_tells_which_routes_need_a_key(keys: dict[str, str], locked: list[str]) -> None:
+    paths = openapi_document(ENDPOINTS, ServerSettings(**keys))["paths"]
+    asked = ("/generate", "/flush_cache", "/update_weights_from_disk")
+    assert [path for path in asked if "security" in paths[path]["post"]] == locked
+    assert "security" not in paths["/health"]["get"]

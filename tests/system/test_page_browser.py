@@ -165,6 +165,11 @@ def test_a_page_that_stays_open_follows_a_server_that_begins_anew(seen: dict[str
 
 
 @pytest.mark.slow
+def test_the_page_of_routes_shows_bodies_of_every_kind(seen: dict[str, Any]) -> None:
+    assert "Body (multipart/form-data)" in seen["body_of_recordings"] and '"file"' in seen["body_of_recordings"]
+
+
+@pytest.mark.slow
 def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "KV cache in use" in seen["figures"] and "of 20" in seen["figures"]
     told = ("Host tier", "Tokens/s", "Waiting", "Device busy", "Aborted or failed", "Retractions")
@@ -192,4 +197,4 @@ def test_everybody_can_use_it(seen: dict[str, Any]) -> None:
     assert not seen["too_wide"], "views that scroll sideways on a phone"
     if not AXE.exists():
         pytest.skip("`make ui` installs axe, which looks for what keeps people out")
-    assert len(seen["violations"]) == 16 and not any(seen["violations"].values())
+    assert len(seen["violations"]) == 18 and not any(seen["violations"].values())

@@ -106,14 +106,14 @@ class Visit:
         """The figures below the answer with this number, once it is complete."""
         return self.page.locator(".message.assistant").nth(number).locator(".stats").inner_text()
 
-    def look(self, name: str) -> None:
+    def look(self, name: str, *, picture: bool = True) -> None:
         """Accessibility, width on a phone, and a picture."""
         if self.given.axe:
             self.page.evaluate(Path(self.given.axe).read_text())
             for scheme in ("dark", "light"):
                 self.page.emulate_media(color_scheme=scheme)
                 self.seen["violations"][f"{name}, {scheme}"] = self.page.evaluate(AXE)
-        if self.given.screenshots:
+        if self.given.screenshots and picture:
             self.page.screenshot(path=Path(self.given.screenshots) / f"ui-{name}.png")
         size = self.page.viewport_size
         self.page.set_viewport_size({"width": 360, "height": 740})
@@ -244,6 +244,13 @@ class Visit:
             page.goto(f"{self.given.url}/ui#{broken}")
             page.reload()  # the address is read anew
             page.locator(".chat").wait_for()
+
+    def routes(self) -> None:
+        self.page.goto(f"{self.given.url}/docs")
+        recordings = self.page.locator("details", has_text="/v1/audio/transcriptions")
+        recordings.locator("summary").click()
+        self.seen["body_of_recordings"] = recordings.inner_text()
+        self.look("docs", picture=False)
 
     def ask_engine(self, text: str) -> None:
         self.page.request.post(
@@ -487,6 +494,7 @@ def main() -> None:
             visit.large_tree,
             visit.restart,
             visit.overview,
+            visit.routes,
             visit.gateway,
             visit.two_models,
         ):

@@ -43,9 +43,24 @@ DEEPSEEK = {
 }
 
 
+NEMOTRON = {  # whose experts have no gates
+    **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
+    **EXPERTS,
+    "layers_block_type": ["moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 5,
+    "moe_shared_expert_intermediate_size": 320,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+}
+
+
 def make(family: str, **sizes: int) -> transformers.PreTrainedModel:
     if family == "deepseek_v3":
         return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**DEEPSEEK | sizes))
+    if family == "nemotron_h":
+        return transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**NEMOTRON | sizes))
     config = transformers.Qwen3MoeConfig(**SIZES | EXPERTS | sizes, num_experts=5, norm_topk_prob=True)
     return transformers.Qwen3MoeForCausalLM(config)
 
@@ -94,6 +109,15 @@ def test_logits_are_those_of_the_values(family: str, name: str, only: str, tmp_p
     assert sum("experts." in name for name in forms) >= 15
     most = 1.1 if name in FORMS else 1.0  # bytes of a number, of which 160 take two blocks of 4 bits
     assert all(slot.nbytes < most * slot.target.numel() for slot in kept(model))
+    compare(theirs, model)
+
+
+@pytest.mark.parametrize("name", ["fp8-channel", "fp8-blocks", "gptq"])
+def test_experts_without_gates_are_kept(name: str, tmp_path: Path) -> None:
+    theirs = write(tmp_path, "nemotron_h", name, "mixer.experts.")
+    compare(theirs, load(tmp_path)[0])
+    model, _ = load(tmp_path, kept=True)
+    assert sum("mixer.experts." in slot.name for slot in kept(model)) == 2 * 5 * 2
     compare(theirs, model)
 
 

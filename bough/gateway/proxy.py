@@ -60,11 +60,6 @@ class StickyResponses:
         return None if worker is None or worker.removed else worker
 
 
-def retry_budget() -> TokenBucket:
-    """A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up."""
-    return TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
-
-
 def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
     """The pause before the `retry`-th retry, from 0: it grows, and `chance` (0 to 1) spreads requests that failed
     together."""
@@ -84,7 +79,8 @@ class Proxy:
     metrics: GatewayMetrics
     sticky: StickyResponses
     pairing: Pairing | None = None
-    budget: TokenBucket = field(default_factory=retry_budget)
+    # A retry costs one token; requests and time earn tokens. When every worker fails, most requests give up.
+    budget: TokenBucket = field(default_factory=lambda: TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE))
 
     async def answer(self, call: Call, outlet: Outlet) -> None:
         """Raises an `HttpError` only before anything was sent."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bough.core.gateway_settings import GatewaySettings
 from bough.gateway.clients import ClientKey, Clients, TokenBucket, take_from_all
-from bough.gateway.proxy import BUDGET_RESERVE, pause_s, retry_budget
+from bough.gateway.proxy import BUDGET_FLOOR_PER_S, BUDGET_RESERVE, pause_s
 from bough.server.errors import HttpError
 
 
@@ -63,7 +63,7 @@ def test_pauses_grow_up_to_a_limit_and_are_spread(retry: int, chance: float) -> 
 
 
 def test_a_budget_ends_a_storm_and_recovers() -> None:
-    budget = retry_budget()
+    budget = TokenBucket(BUDGET_FLOOR_PER_S, BUDGET_RESERVE)
     allowed = sum(not take_from_all([budget], 0.0) for _ in range(1000))
     assert allowed == BUDGET_RESERVE
     for _ in range(8):

@@ -113,14 +113,12 @@ class Gateway:
         self.log.write(call, took_s)
 
     async def _out_of_time(self, call: Call, outlet: Outlet) -> None:
-        message = "The request took too long (--request-timeout-secs)."
-        failure = HttpError(504, message, "GatewayTimeoutError")
+        failure = HttpError(504, "The request took too long (--request-timeout-secs).", "GatewayTimeoutError")
         if self._stopping:
-            message = "The gateway is shutting down."
-            failure = HttpError(503, message, "ServiceUnavailableError", {"Retry-After": "1"})
+            failure = HttpError(503, "The gateway is shutting down.", "ServiceUnavailableError", {"Retry-After": "1"})
         if not call.status:  # nothing was sent
             raise failure
-        await outlet.broken(message)
+        await outlet.broken(str(failure))
 
     def _name_model(self, call: Call) -> None:
         """Gives a request without a model the only model, if there is only one."""

@@ -70,8 +70,7 @@ class Outlet:
         self._call.sent_bytes += sent
 
     async def end(self) -> None:
-        if self.half_line:
-            self._pass(self.half_line)
+        self._pass(self.half_line)
         await self.exchange.until_writable()
         self.ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

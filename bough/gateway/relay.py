@@ -6,7 +6,7 @@ import asyncio
 import re
 
 from bough.gateway.outlet import Outlet
-from bough.gateway.responses import OpenStream, secret_of
+from bough.gateway.responses import OpenStream
 from bough.gateway.resume import ResumableText
 
 # One chunk with one event of a worker that says its tokens (see `resume`).
@@ -28,14 +28,12 @@ class Relay(asyncio.Protocol):
     )
 
     def __init__(self, stream: OpenStream, text: ResumableText, outlet: Outlet) -> None:
-        self._lease, self._text, self._outlet = stream.lease, text, outlet
+        self._lease, self._text, self._outlet, self._secret = stream.lease, text, outlet, outlet.secret
         self._client, self._push, self._add = outlet.exchange.connection, outlet.exchange.transport.write, text.add_ids
         self._feed, self._transport = stream.response.feed, stream.response.transport
         self._ready = self._own = False  # whether the long way holds nothing back, and the worker says its tokens
         self._last, self._sent = b"", 0  # of the short way, what came last and how much
         self._before = self._transport.get_protocol()
-        key = stream.lease.worker.api_key
-        self._secret = None if key is None else secret_of(key)
         if outlet.exchange.chunked:  # then the frame of a chunk is the same on both sides
             self._transport.set_protocol(self)
 

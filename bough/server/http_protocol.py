@@ -36,10 +36,9 @@ MOST_PIPELINED = 256  # requests behind one that is being answered
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 STATUS_LINES = {code: f"HTTP/1.1 {code} {PHRASES.get(code, '')}\r\n".encode() for code in range(100, 600)}
-CLOSE = b"connection: close\r\n"
-BAD_REQUEST = STATUS_LINES[400] + b"content-type: text/plain\r\ncontent-length: 29\r\n" + CLOSE
-BAD_REQUEST += b"\r\nThis is not an HTTP request.\n"
-TOO_LARGE = STATUS_LINES[431] + b"content-type: text/plain\r\ncontent-length: 74\r\n" + CLOSE
+TEXT = b"content-type: text/plain\r\nconnection: close\r\n"
+BAD_REQUEST = STATUS_LINES[400] + TEXT + b"content-length: 29\r\n\r\nThis is not an HTTP request.\n"
+TOO_LARGE = STATUS_LINES[431] + TEXT + b"content-length: 74\r\n"
 TOO_LARGE += b"\r\nThe request line and headers may have 256 KiB and 1,000 lines; send less.\n"
 FAILED = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
 

@@ -221,5 +221,4 @@ def _rows_of_tokens(batch: AttentionBatch, query_starts: torch.Tensor, token: to
     """The line of the page table that each token's row has. Padding behind the last row is given to any: its position
     is 0, which every row has."""
     ends = query_starts[1:].cummax(0).values  # padded with zeros
-    place = torch.searchsorted(ends, token, right=True).clamp_(max=len(ends) - 1)
-    return batch.rows[place].int()
+    return batch.rows[torch.searchsorted(ends, token, right=True).clamp_(max=len(ends) - 1)].int()

@@ -78,8 +78,9 @@ class Ernie45Moe(Ernie45):
         return {**super().fields(config), "moe": moe, "head_bias": config.boolean("use_bias")}
 
     def names(self, config: ModelConfig) -> Names:
-        mlp, bias = "model.layers.*.mlp", "e_score_correction_bias"
-        return {**super().names(config), f"{mlp}.moe_statics.{bias}": Piece(f"{mlp}.gate.{bias}", plane=0)}
+        mlp, bias = "model.layers.*.mlp", Piece("model.layers.*.mlp.gate.e_score_correction_bias", plane=0)
+        stored = (f"{mlp}.{block}.e_score_correction_bias" for block in ("moe_statics", "gate.moe_statics"))
+        return {**super().names(config), **dict.fromkeys(stored, bias)}
 
 
 def _dense_layers(config: Fields) -> tuple[bool, ...]:

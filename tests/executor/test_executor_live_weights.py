@@ -246,7 +246,9 @@ def test_tensors_that_hold_several_of_the_models_are_cut(make: Make, tmp_path: P
     wanted.close()
 
 
-@pytest.mark.parametrize("family", ["Qwen3Moe", "Mixtral", "DeepseekV3", "GraniteMoe", "Phimoe", "MiniMaxM2"])
+@pytest.mark.parametrize(
+    "family", ["Qwen3Moe", "Mixtral", "DeepseekV3", "GraniteMoe", "Phimoe", "MiniMaxM2", "Ernie4_5_Moe"]
+)
 def test_a_trainers_modules_have_the_experts_of_a_layer_in_one_tensor(make: Make, tmp_path: Path, family: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {

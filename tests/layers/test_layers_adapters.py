@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from bough.attention.context import AdapterRows, ForwardContext
+from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.executor.adapters import adapter_rows
+from bough.kernels.ops import REFERENCE
 from bough.kernels.quantize_rows.reference import QuantizedRows, quantize_rows
 from bough.layers.adapters import AdapterSlots
 from bough.layers.schemes.base import Part
@@ -69,3 +71,38 @@ def test_a_matrix_whose_results_are_keys_and_values_is_changed_for_both() -> Non
     expected = x @ down.T @ up.T
     expected[1] = 0
     torch.testing.assert_close(weight.linear(x, ctx), torch.cat((torch.zeros(3, 1), expected, expected), dim=1))
+
+
+def test_experts_beside_an_mlp_are_changed_by_kernels_as_by_torch() -> None:
+    """Their router's logits are given, and each expert's weight is scaled."""
+    pytest.importorskip("triton")
+    from bough.kernels.triton_ops import TRITON
+
+    moe, found = MoEConfig(experts=5, per_token=2, intermediate_size=24, beside_mlp=True), []
+    draw = torch.Generator().manual_seed(0)
+    x, logits, scale = (torch.randn(*size, generator=draw) for size in ((6, 32), (6, 5), (5,)))
+    weights = [torch.randn(*size, generator=draw) * 0.2 for size in ((5, 48, 32), (5, 32, 24))]
+    changes = {
+        f"mlp.experts.{part}_proj": (
+            torch.randn(5, 4, inputs, generator=draw),
+            torch.randn(5, outputs, 4, generator=draw),
+        )
+        for part, outputs, inputs in (("gate", 24, 32), ("up", 24, 32), ("down", 32, 24))
+    }
+    for ops in (REFERENCE, TRITON):
+        slots, placement = AdapterSlots(2), placed(Topology(), torch.float32, torch.device("cpu"), ops=ops)
+        make = slots.over(placement.make_weight, placement.make_table, placement.make_experts)[2]
+        experts: Any = make(32, moe, placement)
+        for slot in experts.slots("mlp.experts."):
+            _, _, number, part, _ = slot.name.split(".")
+            rows = {"gate_proj": slice(24), "up_proj": slice(24, None), "down_proj": slice(None)}[part]
+            slot.target.copy_(weights[part == "down_proj"][int(number), rows])
+        slots.reserve(4, list(changes))
+        slots.place(1, changes)
+        ctx = ForwardContext(NONE, NONE, NONE, adapters=adapter_rows(np.array([1, 0, 1, 1, 0, 0]), np.array([5])))
+        plain = ForwardContext(NONE, NONE, NONE)
+        found.append([experts.by_logits(x, logits, scale, "silu", each) for each in (ctx, plain)])
+    for own, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+    changed = (found[0][0] - found[0][1]).abs().amax(dim=1) > 1e-3
+    assert changed.tolist() == [True, False, True, True, False, False]

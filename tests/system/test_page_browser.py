@@ -136,6 +136,8 @@ def test_the_tree_follows_the_engine(seen: dict[str, Any]) -> None:
     assert seen["clock_after"] > seen["clock_before"] and not seen["changed_while_paused"]
     assert re.match(r"\d+ tokens from \d+, \d+ hits", seen["node"])
     assert seen["text"].strip()
+    dialogs, said = seen["without_key"]
+    assert dialogs == 0 and "needs the admin key" in said, "a key that is not given is asked for once"
     held, back = seen["stepped_back"]
     assert back < held and seen["stepped_forth"], "a pause leads back through what was shown"
     assert seen["nodes_after_eviction"].split()[0] in ("1", "2")

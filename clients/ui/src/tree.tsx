@@ -147,7 +147,7 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
     return node === undefined ? whole : layOut(snapshot, node);
   }, [numbers, focus]);
   const node = chosen === null ? undefined : numbers.get(chosen);
-  const text = useText(withText && node !== undefined ? chosen : null);
+  const text = useText(withText, node === undefined ? null : chosen);
   const ages = useMemo(() => agesOf(snapshot, shots, time, rank), [snapshot, time]);
 
   useEffect(() => {
@@ -287,29 +287,37 @@ function agesOf(snapshot: Snapshot, shots: Shot[], time: number, rank: number): 
   };
 }
 
-function useText(name: string | null): string {
+function useText(wanted: boolean, name: string | null): string {
   const [text, setText] = useState("");
   const [keyed, setKeyed] = useState(0); // times that keys were given
+  const refusal = useRef(""); // until then nothing more is asked for: the dialog would open with each node
+  useEffect(() => {
+    refusal.current = "";
+  }, [wanted, keyed]);
   useEffect(() => {
     const again = (): void => setKeyed((times) => times + 1);
     window.addEventListener("bough-keys", again);
     return () => window.removeEventListener("bough-keys", again);
   }, []);
   useEffect(() => {
-    setText("");
-    if (name === null) return undefined;
+    setText(refusal.current);
+    if (!wanted || name === null || refusal.current) return undefined;
     const stop = new AbortController();
     const timer = setTimeout(() => {
       json<{ text: string }>(`/ui/tree/text?node=${name}`, { access: "admin", signal: stop.signal }).then(
         (answer) => setText(answer.text),
-        (error) => { if (!stop.signal.aborted) setText(messageOf(error)); },
+        (error) => {
+          if (stop.signal.aborted) return;
+          if (error instanceof ApiError && error.wantsKey) refusal.current = messageOf(error);
+          setText(messageOf(error));
+        },
       );
     }, 150); // a pointer that passes over asks for nothing
     return () => {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [name, keyed]);
+  }, [wanted, name, keyed]);
   return text;
 }
 

@@ -272,9 +272,21 @@ class Visit:
         page.locator("canvas").focus()
         page.keyboard.press("ArrowRight")
         seen["node"] = page.locator(".node").inner_text()
-        page.get_by_label("Text (management key)").check()
+        text = page.get_by_label("Text (management key)")
+        text.check()
+        page.locator("dialog").wait_for()
+        page.keyboard.press("Escape")
+        page.locator("dialog").wait_for(state="detached")
+        page.locator("canvas").focus()
+        for key in ("ArrowRight", "ArrowLeft"):
+            page.keyboard.press(key)
+            page.wait_for_timeout(1000)  # text is asked for once a pointer rests
+        seen["without_key"] = [page.locator("dialog").count(), page.locator("pre.text").inner_text()]
+        text.uncheck()
+        text.check()
         page.locator("dialog").wait_for()
         self.give_key("admin", self.given.admin_key)
+        page.wait_for_function("() => !document.querySelector('pre.text')?.textContent.includes('admin key')")
         page.wait_for_function("() => document.querySelector('pre.text')?.textContent.length > 0")
         seen["text"] = page.locator("pre.text").inner_text()
         self.look("tree")

@@ -40,7 +40,8 @@ class Arena:
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """So many pinned elements."""
-        return self._tensors[dtype][self._claim(count, dtype.itemsize)]
+        place = self._claim(count, dtype.itemsize)  # which may put other tensors there
+        return self._tensors[dtype][place]
 
     def _claim(self, count: int, itemsize: int) -> slice:
         """Where so many elements of this size may stand; the memory may be another afterwards. What is used is rounded

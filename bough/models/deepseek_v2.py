@@ -178,8 +178,7 @@ class GlmMoeDsa(DeepseekV32):
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """Layers without an index share the choice of those before."""
         chooses = (f"blk.{layer}.indexer.proj.weight" in meta.tensors for layer in range(given["num_hidden_layers"]))
-        kinds = ["full" if own else "shared" for own in chooses]
-        return {**super().gguf_fields(meta, given), "indexer_types": kinds}
+        return {**super().gguf_fields(meta, given), "indexer_types": ["full" if own else "shared" for own in chooses]}
 
     def choosing_layers(self, config: Fields) -> tuple[bool, ...]:
         layers, kinds = config.integer("num_hidden_layers"), config.values.get("indexer_types")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import InputReader
+from bough.client.inputs import InputReader, Inputs
 from bough.client.outputs import Piece, Timings
 from bough.client.replicas import Replicas
 from bough.core.errors import EngineDeadError, RequestError
@@ -210,6 +210,34 @@ def test_an_abort_goes_by_name() -> None:
         client.abort("job")
         client.abort(abort_all=True)
         assert port.sent == [Abort(name="job"), Abort()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(("how", "ended"), [({"rid": "job"}, ["job"]), ({"abort_all": True}, ["job", "job-2"])])
+def test_an_abort_finds_requests_whose_media_are_prepared(how: dict[str, Any], ended: list[str]) -> None:
+    async def go() -> None:
+        client, port = make_client()
+        ready = asyncio.Event()
+
+        async def prepared(inputs: Inputs) -> Inputs:
+            await ready.wait()
+            return inputs
+
+        client.prepared = prepared  # type: ignore[method-assign]
+        inputs = [READER.read(prompt="a", rid=rid) for rid in ("job", "job-2")]
+        tasks = [asyncio.create_task(client.generate(each)) for each in inputs]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        client.abort("another")
+        client.abort(**how)
+        port.sent.clear()
+        ready.set()
+        await asyncio.sleep(0.01)
+        handles = {message.rid: message.handle for message in port.sent if isinstance(message, Generate)}
+        assert [each.handle for each in port.sent if isinstance(each, Abort)] == [handles[rid] for rid in ended]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -215,8 +215,10 @@ def load_model(
     else:
         weight_bytes, instead = sum(s.nbytes for s in slots), "--dtype bfloat16"
     if on_cpu and weight_bytes > free:
-        text = f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free"
-        raise ResourceError(f"{text}; use a smaller model or {instead}.")
+        raise ResourceError(
+            f"The weights need {weight_bytes / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free; "
+            f"use a smaller model or {instead}."
+        )
     cached = packed_ops is not None and load_format != "dummy"
     kept_on_disk = load.packed_cache(files, settings.model.quantization) if cached else None
     load.load_weights(slots, source, progress=True, device=device, cache=kept_on_disk)

@@ -36,9 +36,10 @@ def join_ranks(
     if device.type == "cuda":
         wanted, there = parallel.ranks_per_node, torch.cuda.device_count()
         if wanted > there:
-            sizes = f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}"
-            why = f"each rank needs a GPU, which makes {wanted} on this host, and there are {there}"
-            raise SettingsError(f"{sizes}: {why}.")
+            raise SettingsError(
+                f"--tp-size {parallel.tp_size}, --pp-size {parallel.pp_size} and --dp-size {parallel.dp_size}: each "
+                f"rank needs a GPU, which makes {wanted} on this host, and there are {there}."
+            )
         torch.cuda.set_device((dp_rank * parallel.replica_ranks + rank) % wanted)
     return ALONE if place.ranks == 1 else open_group(place, device, addresses, settings, listener)
 

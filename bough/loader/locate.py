@@ -178,8 +178,10 @@ def _download_repository(repository: str, revision: str | None, code: bool, *, m
         reason = f"the repository has no revision {revision!r}"
     except (OSError, ValueError, errors.EntryNotFoundError, *transport_errors) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    text = f"Could not fetch {repository!r} from the Hugging Face hub: {reason}"
-    raise ModelError(f"{text}. It is neither a file or folder here nor a name of the catalogue ({catalogue.NAMES}).")
+    raise ModelError(
+        f"Could not fetch {repository!r} from the Hugging Face hub: {reason}. It is neither a file or folder here nor "
+        f"a name of the catalogue ({catalogue.NAMES})."
+    )
 
 
 def fingerprint(files: ModelFiles) -> str:

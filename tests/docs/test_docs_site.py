@@ -110,7 +110,7 @@ def test_every_sentence_that_is_raised_is_on_the_page_of_errors() -> None:
     assert raised > 100 and len(re.findall("^- `", page, re.MULTILINE)) > 700
     assert "- `Port … on … is in use; choose another with --port, or end what listens there.`" in page
     assert "- `Web pages of … may not call this server. " in page, "also what is put together"
-    assert "- `The body is not JSON: ….`" in page and "`There is no worker …; GET /workers lists them.`" in page
+    assert "- `The body is not valid JSON: ….`" in page and "`There is no worker …; GET /workers lists them.`" in page
     assert MEANINGS.keys() == ERRORS.keys()
 
 

@@ -212,7 +212,7 @@ def test_different_prompts_for_one_room_are_refused_on_both_sides() -> None:
 
 
 def test_a_room_belongs_to_the_decode_engine_that_has_claimed_it() -> None:
-    """Whoever chooses the same number is refused, and does not end the request of another."""
+    """A second request with the same number is refused, and does not end the first."""
     pair, prompt, room = EnginePair(lambda: FakeExecutor(chunk_tokens=4)), prompt_of(1, 40), Bootstrap("prefill", 1, 5)
     pair.prefill.ask(1, prompt, bootstrap=room)
     pair.ask(1, prompt, max_new_tokens=3, bootstrap=room)

@@ -138,7 +138,6 @@ def serve(kind: str, draft: str | None, model: str | None, settle_s: float, batc
     """An engine with drafts and one without, in turns."""
     rows = max(batches)
     flags: dict[str, Any] = {"context_length": 2048, "max_running_requests": rows, "max_total_tokens": 2048 * rows}
-    flags |= {"mem_fraction_static": 0.4}
     given = {"speculative_algorithm": kind, "speculative_ngram_capacity": 0, "speculative_draft_model_path": draft}
     with Engine(model, **flags) as without, Engine(model, **flags, **given) as speculating:
         for engine in (without, speculating):

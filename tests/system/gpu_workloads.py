@@ -52,7 +52,7 @@ def offline(shape: Shape, kinds: Sequence[Sequence[str]]) -> None:
 def online(shape: Shape, tokenizers: Path, kinds: Sequence[Sequence[str]]) -> None:
     began = time.monotonic()
     flags = ("--model-shape", shape.name, "--tokenizer-path", str(tokenizers / shape.tokenizer), *CONTEXT)
-    share = ("--mem-fraction-static", "0.4") if len(kinds) > 1 else ()
+    share = ("--max-total-tokens", "300000") if len(kinds) > 1 else ()
     with ExitStack() as servers:
         urls = []
         for more in kinds:

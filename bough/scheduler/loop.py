@@ -167,6 +167,8 @@ class Scheduler:
         """Nothing runs and nothing waits: does what was put off, then sleeps until something comes. The next load will
         be like any first one."""
         self._batch.take_edits()
+        if self._cache.behind:
+            return self._inbox.receive(0.0)
         self._planner.ratio.reset()
         self._stats.idle()
         self._warming_up = self._executor.idle()

@@ -208,10 +208,9 @@ class TieredCache(PrefixCache):
             self.under_way.append(Transfer(self._executor.control(command), command, read, () if left else noted))
 
     def _evict(self, count: int) -> IntArray:
-        writes_back = self._policy == "write_back"
-        pages = self.tree.evict(
-            count, (lambda leaf: self._write([key_of(leaf)], beside=False)) if writes_back else None
-        )
+        self._write_due(len(self._due))
+        before = (lambda leaf: self._write([key_of(leaf)], beside=False)) if self._policy == "write_back" else None
+        pages = self.tree.evict(count, before)
         touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
         for _ in range(touched[-1] + 1 if touched else 0):
             self._finish(self.under_way.popleft())

@@ -120,7 +120,9 @@ class Planner:
             self.ratio.after_decode()
         chunks, common = self.sharing.arrange_chunks(chunks)
         tell = self._micro_batches is not None
-        step = self._assembly.assemble(self._setups, edits, decodes, chunks, common, tell=tell)
+        prompts = [chunk.request.row for chunk in chunks]
+        undrafted = self.drafting.leaves_out(decodes.drafts, decodes.rows, prompts)
+        step = self._assembly.assemble(self._setups, edits, decodes, chunks, common, tell=tell, undrafted=undrafted)
         if not chunks:
             return step
         begun = ((self._table.request_in(row), int(self._table.length[row])) for row in self._table.prefilling())
@@ -158,7 +160,7 @@ class Planner:
         self._prefill_budget.observe(step.prompt_tokens, result.device_span, loads=step.loads)
         plan, n = step.plan, step.decodes
         rows, alone = plan.rows[:n].astype(np.intp), not step.chunks
-        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone)
+        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone, plain=plan.undrafted)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -173,7 +175,9 @@ class Planner:
         drafts = self.drafting.decide(rows)
         if self.drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
             drafts = self.drafting.without(rows)
-        return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths), common)
+        pages, counts = self._batch.grow_decodes(rows, drafts.widths)
+        self.drafting.grew(rows, drafts.widths, pages[0], counts[0])
+        return Decodes(rows, drafts, pages, counts, common)
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
@@ -246,6 +250,7 @@ class Planner:
         self._queue.remove(request)
         request.begin_running(now)
         self._setups.append(self._batch.admit(request, match, match.length - found))
+        self.drafting.begin(request.row, match.pages)
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:
@@ -263,6 +268,7 @@ class Planner:
         table, row = self._table, request.row
         first = int(table.length[row])
         pages = self._batch.grow(row, count)
+        self.drafting.grew(np.array([row]), count, pages[0], len(pages[0]))
         final = first + count == int(table.known[row])
         if final:
             table.end_prompt(row)

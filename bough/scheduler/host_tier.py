@@ -84,7 +84,7 @@ class TieredCache(PrefixCache):
         self.host = PrefixCache(
             replace(limits, pages=pages), replace(memory, radix_eviction_policy="lru"), on_event, HOST
         )
-        self._executor, self._buffers = executor, buffers
+        self._executor, self._buffers, self.on_event = executor, buffers, on_event
         self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self.use_policy(memory.hicache_write_policy)

@@ -91,7 +91,6 @@ class TieredCache(PrefixCache):
         self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
-        self.tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
 
     def use_policy(self, policy: str) -> None:
@@ -116,7 +115,7 @@ class TieredCache(PrefixCache):
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
-        self.tokens_per_s, self.load_s = tokens_per_s or self.tokens_per_s, 0.0
+        self.load_s = 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
             return match

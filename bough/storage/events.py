@@ -42,10 +42,10 @@ class StoreEvents:
                 if tree.match_length(tokens, namespace) == len(tokens) - RUN_TOKENS:
                     pages = np.zeros(len(tokens) // tree.page_size, dtype=np.int32)
                     self._ends[key] = tree.insert(tokens, pages, namespace).node
-            elif not there and (node := self._ends.pop(key, tree.root)).parent is not None:
-                tree.lock(node.parent)
+            elif not there and (above := (node := self._ends.pop(key, tree.root)).parent) is not None:
+                tree.lock(above)
                 tree.forget(*key_of(node))
-                tree.unlock(node.parent)
+                tree.unlock(above)
         if tree.total_pages > MOST_BLOCKS:
             tree.evict(MOST_BLOCKS // 8)
             self._ends = {key: node for key, node in self._ends.items() if node.parent is not None}

@@ -26,6 +26,7 @@ from bough.core.errors import EngineDeadError
 from bough.core.plan import IntArray
 from bough.distributed.group import RankGroup
 from bough.executor import staging
+from bough.kernels.page_copy.triton import copy_pages_
 from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 
@@ -157,7 +158,7 @@ class PageCopies:
                     copy.pieces = len(copy.pages) / len(slots) * copy.pool.page_bytes / width
             self._landing.wait_stream(self._stream)
             with torch.cuda.stream(self._landing):
-                copy.pool.write_pages(copy.pages[begin : begin + size], content, part)
+                _copy_pages(copy.pool, part, copy.pages[begin : begin + size], content, into_pages=True)
             self._freed[self._next] = self._landing.record_event()
             self._next = (self._next + 1) % len(self._ring)
 
@@ -177,7 +178,8 @@ class PageCopies:
             for begin in range(0, len(copy.pages), size):
                 piece, slots = copy.pages[begin : begin + size], copy.slots[begin : begin + size]
                 with torch.cuda.stream(gathering):
-                    own = pool.read_pages(piece, part)
+                    own = torch.empty(len(piece), width, dtype=torch.uint8, device=self._device)
+                    _copy_pages(pool, part, piece, own, into_pages=False)
                     content = own if alone else self._group.all_gather(own)
                 self._stream.wait_stream(gathering)
                 with torch.cuda.stream(self._stream):
@@ -191,6 +193,10 @@ class PageCopies:
                 if not (alone and beside):
                     steps.wait_stream(self._stream)
         copy.event = self._stream.record_event()
+
+
+def _copy_pages(pool: GroupPool, part: Part, pages: torch.Tensor, lines: torch.Tensor, *, into_pages: bool) -> None:
+    copy_pages_(pool.table[part.tensors], pool.sizes[part.tensors], pages, lines, into_pages)
 
 
 @torch.inference_mode()

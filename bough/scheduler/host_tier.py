@@ -37,7 +37,7 @@ class Transfer:
     ticket: Ticket
     command: CopyPagesOut | CopyPagesIn
     read: IntArray  # pages of full attention that must stay as they are until it is done
-    key: tuple[IntArray, str] | None = None  # tokens that are on the host then, and their namespace
+    keys: Sequence[tuple[IntArray, str]] = ()  # tokens that are on the host then, and their namespaces
 
 
 class CopyRate:
@@ -107,8 +107,8 @@ class TieredCache(PrefixCache):
 
     def launched(self) -> None:
         noted, self._noted = self._noted, []
-        for tokens, namespace in noted:
-            self._write(tokens, namespace, beside=True)
+        if noted:
+            self._write(noted, beside=True)
         while self.under_way and self.under_way[0].ticket.ready():
             self._finish(self.under_way.popleft())
 
@@ -142,7 +142,7 @@ class TieredCache(PrefixCache):
 
     def _settle(self) -> None:
         self._noted.clear()
-        self.under_way = deque(replace(transfer, key=None) for transfer in self.under_way)  # offers nothing any more
+        self.under_way = deque(replace(transfer, keys=()) for transfer in self.under_way)  # offers nothing any more
         self._finish_all()
 
     def adopt(self, tokens: IntArray, namespace: str, pages: Sequence[IntArray], content: HostMemory) -> None:
@@ -176,20 +176,30 @@ class TieredCache(PrefixCache):
 
     # Copies out -------------------------------------------------------------------------------------------------------
 
-    def _write(self, tokens: IntArray, namespace: str, *, beside: bool) -> None:
-        """Copies to the host what the device has of these tokens and the host has not."""
-        placed = self.host.place(tokens, namespace, self.tree.pages_of(tokens, namespace))
-        copies = [copy for copy in placed if self._page_bytes[copy[0]]]
-        for left, (group, pages, slots) in zip(range(len(copies) - 1, -1, -1), copies, strict=True):
+    def _write(self, noted: Sequence[tuple[IntArray, str]], *, beside: bool) -> None:
+        """Copies to the host what the device has of these tokens and the host has not: what many requests have
+        computed in one step at once, since each copy takes some of the host's time."""
+        placed: dict[int, list[tuple[IntArray, IntArray]]] = {}
+        for tokens, namespace in noted:
+            for group, *copy in self.host.place(tokens, namespace, self.tree.pages_of(tokens, namespace)):
+                if self._page_bytes[group]:
+                    placed.setdefault(group, []).append((copy[0], copy[1]))
+        for left, (group, copies) in zip(range(len(placed) - 1, -1, -1), placed.items(), strict=True):
+            pages, slots = (np.concatenate(each) for each in zip(*copies, strict=True))
+            # Neighbours cross the bus together. Where room was made at the cost of an earlier one, the last counts.
+            slots, last = np.unique(slots[::-1], return_index=True)
+            pages = pages[::-1][last]
             # Pages of further groups leave the tree without notice, so later plans wait for those.
             apart = beside and not group
             command = CopyPagesOut(pages, self._buffers[group], group, slots, apart)
-            read, key = pages if apart else NO_PAGES, None if left else (tokens, namespace)
-            self.under_way.append(Transfer(self._executor.control(command), command, read, key))
+            read = pages if apart else NO_PAGES
+            self.under_way.append(Transfer(self._executor.control(command), command, read, () if left else noted))
 
     def _evict(self, count: int) -> IntArray:
         writes_back = self._policy == "write_back"
-        pages = self.tree.evict(count, (lambda leaf: self._write(*key_of(leaf), beside=False)) if writes_back else None)
+        pages = self.tree.evict(
+            count, (lambda leaf: self._write([key_of(leaf)], beside=False)) if writes_back else None
+        )
         touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
         for _ in range(touched[-1] + 1 if touched else 0):
             self._finish(self.under_way.popleft())
@@ -223,12 +233,14 @@ class TieredCache(PrefixCache):
             self.rate.learn(nbytes, seconds)
             return
         self._bytes_out += nbytes
-        if self.below is not None and transfer.key is not None:
-            pages = self.host.tree.pages_of(*transfer.key)
+        if (below := self.below) is None:
+            return
+        for key in transfer.keys:
+            pages = self.host.tree.pages_of(*key)
             for later in (each.command for each in self.under_way):  # they may fill pages that were evicted meanwhile
                 if isinstance(later, CopyPagesOut) and later.slots is not None:
                     pages[later.group][np.isin(pages[later.group], later.slots)] = 0
-            self.below.offer(*transfer.key, pages, self._buffers)
+            below.offer(*key, pages, self._buffers)
 
     def _finish_all(self) -> None:
         while self.under_way:

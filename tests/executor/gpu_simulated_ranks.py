@@ -233,7 +233,7 @@ def measure_steps(case: Case, folder: Path, rows: int) -> Any:
 def measure_protocol(case: Case, folder: Path, rows: int) -> Any:
     shape = Case(case.name, "qwen3-0.6b", 1, None, case.tiny)
     group = OneRank.open(torch.device("cuda" if case.on_gpu else "cpu"))
-    few = {"max_total_tokens": 64 * rows} if case.tiny else {"mem_fraction_static": 0.35}
+    few = {"max_total_tokens": 64 * rows} if case.tiny else {"max_total_tokens": 330_000}
     runners = {}
     for name, of in (("plain", ALONE), ("ranks", group)):
         (own := folder / name).mkdir()

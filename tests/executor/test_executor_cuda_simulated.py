@@ -48,7 +48,7 @@ from bough.kernels.prefill_attention.triton import PrefillConfig
 from bough.kernels.projected_decode import triton as projected
 from bough.kernels.triton_ops import TRITON
 from bough.loader.locate import locate
-from bough.memory.pools.group_pool import GroupPool
+from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import build_model
@@ -735,7 +735,7 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
 ) -> None:
     """One prefix that comes by one copy or by two: what the first layer reads of both comes before the second's. A step
     that a graph runs waits for everything."""
-    current, happened, write_pages = [steps], list[str](), GroupPool.write_pages
+    current, happened, write_pages = [steps], list[str](), cuda_copies._copy_pages
 
     @contextlib.contextmanager
     def stream(entered: NoStream) -> Iterator[None]:
@@ -743,12 +743,12 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
         yield
         current.pop()
 
-    def write_late(self: GroupPool, pages: torch.Tensor, content: torch.Tensor, part: Any = None) -> None:
+    def write_late(pool: GroupPool, part: Part, pages: torch.Tensor, content: torch.Tensor, **ways: bool) -> None:
         held, written = content.clone(), list[bool]()
 
         def write() -> None:
             if not written:
-                write_pages(self, pages, held, part)
+                write_pages(pool, part, pages, held, **ways)
                 written.append(True)
                 happened.append("W")
 
@@ -767,7 +767,7 @@ def test_a_layer_waits_for_its_own_part_of_pages_on_their_way(
     monkeypatch.setattr(torch.cuda, "Stream", LateStream)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(NoStream, "wait_event", LateStream.wait_event)
-    monkeypatch.setattr(GroupPool, "write_pages", write_late)
+    monkeypatch.setattr(cuda_copies, "_copy_pages", write_late)
     monkeypatch.setattr(cuda_copies, "PART_BYTES", 1)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
     monkeypatch.setattr(cuda_copies, "copy_lines", lambda to, origin: to.copy_(origin))
@@ -803,7 +803,7 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
     says nothing of its layers, and pages that are themselves on their way are waited for."""
     config, entered, order, launched = replace(CONFIG, num_layers=4), list[NoStream](), list[str](), list[bool]()
     torch.manual_seed(0)
-    model, read_pages = build_model(config, Topology(), torch.float16, CPU), GroupPool.read_pages
+    model = build_model(config, Topology(), torch.float16, CPU)
     for slot in model.slots():
         slot.target.normal_(0.0, 0.3)
     weights = LoadedWeights(model, config, torch.float16, CPU, Topology(), 0, torch.float16)
@@ -814,15 +814,16 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
         yield
         entered.pop()
 
-    def read_early(self: GroupPool, pages: torch.Tensor, part: Any = None) -> torch.Tensor:
-        now, at = self._tensors, entered[-1]
+    def read_early(pool: GroupPool, part: Part, pages: torch.Tensor, content: torch.Tensor, into_pages: bool) -> None:
+        now, at = pool._tensors, entered[-1]
+        if into_pages:
+            return pool.write_pages(pages, content, part)
         assert isinstance(at, EarlyStream), "not on the steps' stream"
         order.append("E" if at.seen.early else "L")
-        self._tensors = at.seen.tensors
-        try:
-            return read_pages(self, pages, part)
-        finally:
-            self._tensors = now
+        pool._tensors = at.seen.tensors
+        content.copy_(pool.read_pages(pages, part))
+        pool._tensors = now
+        return None
 
     monkeypatch.setattr(torch.cuda, "Stream", EarlyStream)
     monkeypatch.setattr(torch.cuda, "stream", stream)
@@ -844,7 +845,7 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
     tokens = np.array([5, 9, 17, 33, 2, 44, 50], dtype=np.int32)
     running = executor.launch(prompt_plan(0, tokens, np.arange(1, 33, dtype=np.int32)))
     launched.append(True)
-    monkeypatch.setattr(GroupPool, "read_pages", read_early)
+    monkeypatch.setattr(cuda_copies, "_copy_pages", read_early)
     if how == "behind a copy in":
         executor.control(CopyPagesIn(other, buffers[0][:1]))
     ticket = executor.control(CopyPagesOut(pages, buffers[1]))
@@ -852,7 +853,7 @@ def test_pages_leave_layer_by_layer_while_later_ones_are_computed(
     running.wait()
     ticket.wait()
     assert ticket.ready()
-    wanted = read_pages(pool, torch.from_numpy(pages))
+    wanted = pool.read_pages(torch.from_numpy(pages))
     assert wanted.any() and torch.equal(torch.from_numpy(buffers[1]), wanted)
     executor.close()
 

@@ -49,6 +49,7 @@ from bough.kernels.lora.triton import lora_
 from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.kernels.norm_rope_store.triton import norm_rope_store_
 from bough.kernels.ops import ExpertMatrices, Norm, Router
+from bough.kernels.page_copy.triton import copy_pages_
 from bough.kernels.prefill_attention import triton as prefill
 from bough.kernels.prefill_attention.triton import query_blocks
 from bough.kernels.projected_decode.triton import projected_decode
@@ -256,6 +257,9 @@ def launch_layers(dtype: torch.dtype, arch: str) -> None:
     norm = weight[0]
     rms_norm(x, norm, 1e-5, x.clone(), False)
     embedding(torch.zeros(ROWS, dtype=torch.int64), weight, 1.0)
+    for size in (1, 64):
+        table, lines = torch.zeros(1, 3, dtype=torch.int64), torch.zeros(ROWS, size, dtype=torch.uint8)
+        copy_pages_(table, (size,), torch.zeros(ROWS, dtype=torch.int64), lines, into_pages=size > 1)
     gated_mul(x, "silu")
     gated_mul(x, "gelu_tanh")
     for rows in (4, 100, 2048):  # tiles of each size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -32,26 +33,45 @@ class GroupPool:
         self._tensors, self._layers = tuple(tensors[i] for i in order), tuple(layers[i] for i in order)
         self._page_size = page_size
         self._content = content
+        self._learn_sizes()
         self._clear_scratch()
+
+    def _learn_sizes(self) -> None:
+        self.sizes = tuple(self._by_page(tensor).shape[1] for tensor in self._tensors)  # bytes of a page in each
+        self._parts: dict[int, list[Part]] = {}
+        self._table: torch.Tensor | None = None  # of `table`; with other addresses it is another
 
     @property
     def page_bytes(self) -> int:
         """What one page takes, over all layers of the group."""
-        return sum(tensor[: self._page_size].nbytes for tensor in self._tensors)
+        return sum(self.sizes)
+
+    @property
+    def table(self) -> torch.Tensor:
+        """Of each tensor its address, the bytes of a page in it, and where they begin among those of all. int64"""
+        if self._table is None:
+            begins = list(accumulate(self.sizes, initial=0))[:-1]
+            lines = list(zip(map(torch.Tensor.data_ptr, self._tensors), self.sizes, begins, strict=True))
+            self._table = torch.tensor(lines, dtype=torch.int64, device=self._tensors[0].device)
+        return self._table
 
     def join(self, other: GroupPool) -> None:
         """Pages of one number hold from now on what both pools keep of the same tokens."""
         self._tensors += other._tensors
         self._layers += (max(self._layers, default=0),) * len(other._tensors)  # read behind the last layer
+        self._learn_sizes()
 
     def parts(self, least: int) -> list[Part]:
         """Consecutive layers together until they keep at least so many bytes of a page."""
+        if least in self._parts:
+            return self._parts[least]
         found, begin, begun, column = list[Part](), 0, 0, 0
-        for end, (tensor, layer) in enumerate(zip(self._tensors, self._layers, strict=True), 1):
-            column += self._by_page(tensor).shape[1]
+        for end, (size, layer) in enumerate(zip(self.sizes, self._layers, strict=True), 1):
+            column += size
             if end == len(self._tensors) or (layer < self._layers[end] and column - begun >= least):
                 found.append(Part(self._layers[begin], slice(begin, end), slice(begun, column)))
                 begin, begun = end, column
+        self._parts[least] = found
         return found
 
     def read_pages(self, pages: torch.Tensor, part: Part | None = None) -> torch.Tensor:
@@ -85,6 +105,7 @@ class GroupPool:
         except RuntimeError as error:
             self.release()
             raise ResourceError(f"There is not enough free memory for the {self._content}: {error}") from None
+        self._table = None
         self._clear_scratch()
 
     def _clear_scratch(self) -> None:

@@ -1,0 +1,1 @@
+"""Pages of a KV cache to lines and back."""

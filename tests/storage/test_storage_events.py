@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bough.core.control import SwapWeights
 from bough.core.model_config import KVGroup
@@ -15,6 +18,7 @@ from bough.memory.tree.events import DEVICE, DISK, EXTERNAL, HOST, AllBlocksClea
 from bough.messages.requests import Control, FlushCache
 from bough.storage import events as events_module
 from bough.storage import tier as tier_module
+from bough.storage.events import StoreEvents
 from bough.storage.files import FOLDER_VARIABLES, Files
 from bough.storage.store import HEADER, run_keys
 from tests.storage.test_storage_servers import open_redis, opened, redis_url, serve
@@ -98,6 +102,22 @@ def test_the_rest_of_a_prefix_is_announced_behind_it(heard: Subscriber) -> None:
     assert heard.tokens(DISK) == PROMPT[:256]
     rig.ask()
     assert heard.tokens(DISK) == PROMPT[:512]
+
+
+def test_prompts_that_part_within_a_run_are_both_announced(heard: Subscriber) -> None:
+    """As with a common system prompt: its blocks stay as long as one of the runs is there."""
+    kept = Kept()
+    rig = Rig(kept, events=heard)
+    other = [*PROMPT[:100], *([3] * 500)]
+    rig.ask()
+    first = [*kept.values]
+    rig.ask(other)
+    assert sorted(heard.tokens(DISK)) == sorted(PROMPT[:512] + other[100:512])
+    for keys, left in ((first, other[:512]), ([key for key in kept.values if key not in first], [])):
+        for key in keys:
+            rig.transfers.store._backend.remove(key)
+        rig.bench.turn()
+        assert sorted(heard.tokens(DISK)) == sorted(left)
 
 
 def test_an_engine_that_falls_asleep_has_told_what_was_written(heard: Subscriber) -> None:
@@ -206,7 +226,7 @@ def test_without_subscribers_the_store_is_not_watched() -> None:
     rig = Rig(kept)
     rig.ask()
     events = rig.tier._events
-    assert not events.on and not events.seen and not events._described
+    assert not events.on and not events.seen and not events._runs
     assert "exists" not in vars(kept) and "_read" not in vars(rig.transfers.store)
 
 
@@ -217,12 +237,40 @@ def test_more_than_an_engine_remembers_is_given_up(heard: Subscriber, monkeypatc
         rig.ask([first, *PROMPT])
         assert len(heard.tokens(DISK)) <= 2048
     events = rig.tier._events
-    assert len(heard.tokens(DISK)) == 256 * len(events._ends) > 1024
+    assert len(heard.tokens(DISK)) == 2048 == 256 * len(events._runs)
     assert heard.counts["BlockStored", DISK] == 16 * 256
-    monkeypatch.setattr(events_module, "MOST_RUNS", 3)
-    for _ in range(3):
-        events.describe(["a", "b"], np.array(PROMPT), "")
-    assert len(events._described) <= 4
+    assert heard.tokens(DISK)[-512:] == [7, *PROMPT][:512], "the first ones are given up"
+
+
+def known(rig: Rig, tokens: Any, namespace: str) -> bool:
+    return rig.tier._events._tree.match_length(tokens, namespace) == len(tokens)
+
+
+SEEN = st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=4, max_size=16), st.integers(1, 4), st.booleans()))
+
+
+@settings(deadline=None, max_examples=200)
+@given(SEEN, st.sampled_from([1, 2, 4]))
+def test_a_block_is_announced_while_a_run_with_it_is_there(seen: list[Any], page_size: int) -> None:
+    """Runs of 4 tokens share their first blocks. The model: a run comes behind those before it, and goes with all
+    behind it."""
+    subscriber = Subscriber()
+    there: set[tuple[int, ...]] = set()
+    with patch.object(events_module, "RUN_TOKENS", 4):
+        events = StoreEvents(subscriber.add, "file", page_size)
+        for prompt, count, found in seen:
+            tokens = prompt[: min(count, len(prompt) // 4) * 4]
+            keys = ["".join(map(str, tokens[:end])) for end in range(4, len(tokens) + 1, 4)]
+            events.describe(keys, np.array(tokens, dtype=np.int32), "")
+            events.seen.append((keys[-1], found))
+            events.tell()
+            if not found:
+                there = {run for run in there if list(run[: len(tokens)]) != tokens}
+            elif len(tokens) == 4 or tuple(tokens[:-4]) in there:
+                there.add(tuple(tokens))
+            blocks = {run[:end] for run in there for end in range(page_size, len(run) + 1, page_size)}
+            assert len(subscriber.held.get(DISK, {})) == len(blocks)
+            assert sorted(subscriber.tokens(DISK)) == sorted(token for block in blocks for token in block[-page_size:])
 
 
 # ---- stores
@@ -237,9 +285,9 @@ def test_a_folder_that_makes_room_withdraws_what_it_removes(
     for first in range(6):
         rig.ask([first, *PROMPT])
         there = {path.name for path in (tmp_path / "kv").iterdir() if not path.name.startswith(".")}
-        assert len(there) <= 5 and {*rig.tier._events._ends} <= there
+        announced = [key for key in there if (run := rig.tier._events._runs.get(key)) and known(rig, *run)]
+        assert len(there) <= 5 and len(heard.tokens(DISK)) == 256 * len(announced) >= 512
     assert heard.counts["BlockRemoved", DISK] >= 256 * 4
-    assert len(heard.tokens(DISK)) == 256 * len(rig.tier._events._ends) >= 512
 
 
 def test_what_a_server_has_pushed_out_is_withdrawn_when_it_is_missed(

@@ -86,7 +86,7 @@ class TieredCache(PrefixCache):
         self.host = PrefixCache(
             replace(limits, pages=pages), replace(memory, radix_eviction_policy="lru"), on_event, HOST
         )
-        self._executor, self._buffers = executor, buffers
+        self._executor, self._buffers, self.on_event = executor, buffers, on_event
         self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self.use_policy(memory.hicache_write_policy)
@@ -94,7 +94,6 @@ class TieredCache(PrefixCache):
         self._due: list[tuple[IntArray, str]] = []  # what can be copied out
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
-        self.tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
 
     def use_policy(self, policy: str) -> None:
@@ -119,7 +118,7 @@ class TieredCache(PrefixCache):
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
             self._noted.append((tokens[: match.length].copy(), namespace))
-        self.tokens_per_s, self.load_s = tokens_per_s or self.tokens_per_s, 0.0
+        self.load_s = 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
             return match

@@ -158,6 +158,7 @@ class Planner:
         """Called before the step is committed."""
         self.media.after_step(result)
         self._prefill_budget.observe(step.prompt_tokens, result.device_span, loads=step.loads)
+        self._cache.tokens_per_s = self._prefill_budget.likely_tokens_per_s
         plan, n = step.plan, step.decodes
         rows, alone = plan.rows[:n].astype(np.intp), not step.chunks
         self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone, plain=plan.undrafted)
@@ -210,7 +211,7 @@ class Planner:
             admitted = True
             budget -= self.media.take(request, chunk.first, chunk.count)
             self._loads = self._loads or self._cache.load_s > 0.0
-            budget -= chunk.count + int(self._cache.load_s * (self._prefill_budget.least_tokens_per_s or 0.0))
+            budget -= chunk.count + int(self._cache.load_s * (self._cache.tokens_per_s or 0.0))
         self._adapters.place_ahead(self._queue, self._table.running_requests())
         return chunks
 
@@ -241,7 +242,7 @@ class Planner:
             self._cache.unlock(match)
             return None
         found = match.length
-        match = self._cache.fetch(match, known, request.namespace, self._prefill_budget.least_tokens_per_s)
+        match = self._cache.fetch(match, known, request.namespace, self._cache.tokens_per_s)
         request.branch_off(self._batch.branch(match))
         count = self._chunk_size(request, match.length, len(request.tokens), budget)
         if count <= 0:

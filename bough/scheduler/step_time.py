@@ -3,6 +3,8 @@
 Owns the measured times. They hold for any model and device, because each engine learns its own.
 """
 
+import math
+
 from bough.scheduler.assembly import PlannedStep
 
 MEMORY = 0.7  # of what was known before, when a further step is taken into account
@@ -18,6 +20,7 @@ CROWDED = 1.5  # times the target, while requests wait for long
 # An even number of tokens is near where the step has at most STRETCH times as many as fit the target, or where its
 # prompts have at least a SHRINKth of theirs.
 STRETCH, SHRINK = 1.15, 1.2
+LEAST_SHARE = 0.05  # of a short step's time, for its prompts: the rest is what any step takes
 
 
 class StepTimeEstimate:
@@ -86,16 +89,20 @@ class PrefillBudget:
         self._telling = min(self._least, max(page_size, self._least / SHRINK - page_size))
         self._surprised = False  # by the last step
         self._cost_s: float | None = None  # of a prompt token, with the decodes beside it
-        self._short_s: float | None = None  # the same in the fastest short step: long ones take no more for a token
+        self._decode_s = math.inf  # the fastest step without prompts
+        self._short = (math.inf, 1)  # of the fastest short step: what each of its prompt tokens took, and how many
 
     def observe(self, prompt_tokens: int, span: tuple[float, float] | None, *, loads: bool = False) -> None:
         """A step with prompts was on the device from span[0] to span[1]. Short ones say little about prompts, but all
         that are cut count: what was learnt wrong must not last. One that waits for pages may take longer for that."""
-        if span is None or not prompt_tokens:
+        if span is None:
+            return
+        if not prompt_tokens:
+            self._decode_s = min(self._decode_s, span[1] - span[0])
             return
         cost, known = (span[1] - span[0]) / prompt_tokens, self._cost_s
         if prompt_tokens < self._telling:
-            self._short_s = min(cost, self._short_s or cost)
+            self._short = min(self._short, (cost, prompt_tokens))
             return
         if not known:
             self._cost_s = cost
@@ -112,9 +119,12 @@ class PrefillBudget:
         return 1.0 / self._cost_s if self._cost_s else None
 
     @property
-    def least_tokens_per_s(self) -> float | None:
-        """The same or, where only short steps have been seen, what it is at least."""
-        return self.tokens_per_s or (1.0 / self._short_s if self._short_s else None)
+    def likely_tokens_per_s(self) -> float | None:
+        """The same or, where only short steps have been seen, what these take beyond a step without prompts."""
+        cost, tokens = self._short
+        decode_s = self._decode_s if self._decode_s < math.inf else 0.0
+        seconds = max(cost - decode_s / tokens, LEAST_SHARE * cost)
+        return self.tokens_per_s or (seconds and 1.0 / seconds) or None
 
     def budget(self, *, streaming: bool, crowded: bool = False, decodes: int = 0) -> int:
         """Prompt tokens for the next step, which has so many decodes as well."""

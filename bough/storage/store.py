@@ -9,7 +9,8 @@ import logging
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, Protocol, TypeAlias
@@ -70,6 +71,17 @@ class Store:
         self.max_bytes: float = getattr(backend, "max_bytes", float("inf"))
         self.counts: Counter[str] = Counter()  # runs: written, dropped, found, missed, corrupt; failures
         self._pauses: dict[str, float] = {}  # until when
+
+    def watch(self, tell: Callable[[tuple[str, bool]], object]) -> None:
+        """Has it told what is there and what is not, as often as that is seen."""
+
+        def telling(ask: Callable[..., Any], key: str, *given: Any) -> bool:
+            tell((key, there := bool(ask(key, *given))))
+            return there
+
+        watched: Any = self._backend
+        watched.exists, watched.write = partial(telling, watched.exists), partial(telling, watched.write)
+        watched.remove, self._read = partial(telling, watched.remove), partial(telling, self._read)  # type: ignore[method-assign]
 
     def put(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> int:
         """Stores runs in their order, or finds them stored, and returns how many; the others are dropped."""

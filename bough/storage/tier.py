@@ -29,6 +29,7 @@ from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.host_tier import CopyRate, TieredCache
 from bough.scheduler.request import Request
 from bough.storage.backends import open_store
+from bough.storage.events import StoreEvents
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, Store, log, run_keys
 
 RECENT = 1 << 16  # names of runs that are in the store, as far as is known
@@ -84,6 +85,10 @@ class Transfers:
         self._waiting: dict[Future[int], int] = {}  # with their bytes
         self._writer, self._reader = (ThreadPoolExecutor(1, f"bough-store-{name}") for name in ("writes", "reads"))
 
+    @property
+    def writing(self) -> bool:
+        return not all(future.done() for future in self._waiting)
+
     def put(self, keys: Sequence[str], buffers: Sequence[Buffer], runs: int = 1) -> Future[int] | None:
         """The caller holds the buffers until this is done. None: dropped."""
         self._waiting = {future: size for future, size in self._waiting.items() if not future.done()}
@@ -97,7 +102,7 @@ class Transfers:
 
     def remove(self, keys: Sequence[str]) -> None:
         """When what waits has been written."""
-        self._submit(self._writer, self.store.remove, keys)
+        self._waiting[self._submit(self._writer, self.store.remove, keys)] = 0
 
     def fetch(self, keys: Sequence[str], run_bytes: int, state_bytes: int = 0) -> Fetch:
         fetch = Fetch(keys, run_bytes, state_bytes)
@@ -155,6 +160,7 @@ class StoreTier(Handover):
         self.state_bytes = sum(self._page_bytes[group] for group in self._states)
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
+        self._events = StoreEvents(None, None, limits.page_size)
 
     def attach(self, *parts: Any) -> None:
         super().attach(*parts)
@@ -179,7 +185,9 @@ class StoreTier(Handover):
         count = self._run_pages
         if len(self._recent) > RECENT:
             self._recent.clear()
-        for number, key in enumerate(run_keys((*self._identity, namespace), tokens)):
+        keys = run_keys((*self._identity, namespace), tokens)
+        self._events.describe(keys, tokens, namespace)
+        for number, key in enumerate(keys):
             slots = [of_group[number * count : (number + 1) * count] for of_group in pages]
             self._put(key, self._kv, count, slots, buffers)
             if self._states:
@@ -215,7 +223,8 @@ class StoreTier(Handover):
 
     @property
     def busy(self) -> bool:
-        return bool(self._wanted or self._cache.under_way or self._change)
+        news = self._events.seen or (self._events.on and self.transfers.writing)
+        return bool(self._wanted or self._cache.under_way or self._change or news)
 
     def enter(self, request: Request, message: Generate, ticket: Ticket | None) -> bool:
         return self.wait(request, ticket)
@@ -231,6 +240,7 @@ class StoreTier(Handover):
         nbytes, cache = (len(keys) - first) * self.run_bytes + self.state_bytes, self._cache
         if more <= 0 or not self._rate.pays(nbytes, more, cache.tokens_per_s, cache.rate.seconds(nbytes)):
             return False
+        self._events.describe(keys[first:], tokens, request.namespace, first)
         fetch = self.transfers.fetch(keys[first:], self.run_bytes, self.state_bytes)
         self._wanted[request] = Wanted(backend, fetch, identity, tokens, first)
         if self._memory.hicache_storage_prefetch_policy != "best_effort":
@@ -252,6 +262,7 @@ class StoreTier(Handover):
                     passing.append((request, self.pop(request), None))
         if self._change is not None and self._change[2].done():
             self._end_change(*self._change)
+        self._events.tell()
         return passing
 
     def _adopt(self, request: Request, wanted: Wanted) -> None:
@@ -279,6 +290,7 @@ class StoreTier(Handover):
     def weights_changed(self) -> None:
         """Nobody else can tell by which weights runs are from now on: a path may hold others later."""
         self._identity = (secrets.token_hex(16), *self._identity[1:])
+        self._events.withdraw()
 
     def change_storage(self, message: ChangeStorage) -> tuple[bool, str] | None:
         now, memory = self._memory, replace(self._memory, **message.settings)
@@ -307,6 +319,7 @@ class StoreTier(Handover):
         self._change, error, done = None, future.exception(), f"{message.action}ed"
         if error is None:
             self.transfers = future.result() or self.transfers
+            self._events.withdraw()
             self._use(memory)
             self.reply(Reply(message.call, True, f"The store is {done}."))
         else:
@@ -317,8 +330,13 @@ class StoreTier(Handover):
         """Requests that wait go on with what has come."""
         if memory.hicache_write_policy != self._memory.hicache_write_policy:
             self._cache.use_policy(memory.hicache_write_policy)
-        self._memory, self._rate = memory, CopyRate()
-        attached = memory.hicache_storage_backend is not None
+        self._memory, self._rate, backend = memory, CopyRate(), memory.hicache_storage_backend
+        attached = backend is not None
+        if backend != self._events.backend:
+            self._events.withdraw()
+            self._events = StoreEvents(self._cache.on_event, backend, self._cache.page_size)
+            if self._events.on:
+                self.transfers.store.watch(self._events.seen.append)
         self._cache.below = self if attached else None
         self._cache.run_tokens = RUN_TOKENS if attached and self._states else TieredCache.run_tokens
         self.counts |= {name: getattr(memory, name) for name in SHOWN}

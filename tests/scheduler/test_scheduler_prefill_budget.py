@@ -30,12 +30,25 @@ def test_the_speed_that_gateways_are_told_is_that_of_prompts() -> None:
     assert spans(PrefillBudget(0.04, 8192, 1), (8192, 2.0)).tokens_per_s == pytest.approx(4096.0)
 
 
-def test_short_steps_say_how_fast_prompts_are_at_least() -> None:
-    """An engine that gets all prompts from a store computes short ends alone, and must see when that takes longer."""
-    budget = spans(PrefillBudget(0.04, 8192, 1), (3, 0.004), (200, 0.01), (0, 0.004), (20, 0.004))
+def test_short_steps_say_how_fast_prompts_are_likely() -> None:
+    """An engine that gets all prompts from a store computes short ends alone, and must see when that takes longer: what
+    any step takes is not the prompts'."""
+    budget = PrefillBudget(0.04, 8192, 1)
+    assert budget.likely_tokens_per_s is None
+    assert spans(budget, (0, 0.005)).likely_tokens_per_s is None
+    budget = spans(PrefillBudget(0.04, 8192, 1), (3, 0.004), (200, 0.01), (20, 0.004))
+    assert budget.likely_tokens_per_s == pytest.approx(20_000.0)
+    assert spans(budget, (0, 0.005), (0, 0.007)).likely_tokens_per_s == pytest.approx(40_000.0)
+    assert spans(budget, (0, 0.01)).likely_tokens_per_s == pytest.approx(40_000.0), "the fastest such step"
     assert budget.tokens_per_s is None
-    assert budget.least_tokens_per_s == pytest.approx(20_000.0)
-    assert spans(budget, (8192, 0.2)).least_tokens_per_s == budget.tokens_per_s == pytest.approx(40_960.0)
+    assert spans(budget, (8192, 0.2)).likely_tokens_per_s == budget.tokens_per_s == pytest.approx(40_960.0)
+
+
+@pytest.mark.parametrize("decode_s", [0.0, 0.004, 0.009])
+def test_a_short_step_that_takes_no_longer_than_one_without_prompts_is_not_believed(decode_s: float) -> None:
+    budget = spans(PrefillBudget(0.04, 8192, 1), (8, 0.004), (0, decode_s))
+    assert 1_999.0 <= (budget.likely_tokens_per_s or 0.0) <= 40_000.0
+    assert spans(PrefillBudget(0.04, 8192, 1), (8, 0.0)).likely_tokens_per_s is None, "a clock that stands"
 
 
 @pytest.mark.parametrize(

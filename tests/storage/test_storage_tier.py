@@ -18,6 +18,7 @@ from bough.core.model_config import KVGroup
 from bough.core.settings import MemorySettings
 from bough.messages.outputs import Reply
 from bough.messages.requests import Abort, ChangeStorage, Control, FlushCache
+from bough.scheduler.ports import CacheEvents
 from bough.storage import tier as tier_module
 from bough.storage.store import Store, run_keys
 from bough.storage.tier import StoreTier, Transfers, open_tier, state_key
@@ -75,18 +76,29 @@ class Rig:
     """An engine over a store; `reads` says how often its end is asked for until a fetch has ended."""
 
     def __init__(
-        self, kept: Kept, *, reads: int = 0, identity: str = "model", policy: str = "wait_complete", **machine: Any
+        self,
+        kept: Any,
+        *,
+        reads: int = 0,
+        writes: int = 0,
+        identity: str = "model",
+        policy: str = "wait_complete",
+        backend: str = "file",
+        events: CacheEvents | None = None,
+        **machine: Any,
     ) -> None:
         options = {"pages": 1200 // machine.get("page_size", 1), "context_length": 1024, "chunk_tokens": 256}
         executor = FakeExecutor(**{**options, **machine})
         limits = executor.limits()
         self.transfers = Transfers(Store(kept), 1 << 20)
         self.reader = SlowThread(reads)
-        self.transfers._reader, self.transfers._writer = self.reader, SlowThread()  # type: ignore[assignment]
-        memory = MemorySettings(**MEMORY, hicache_storage_prefetch_policy=policy)
+        self.transfers._reader, self.transfers._writer = self.reader, SlowThread(writes)  # type: ignore[assignment]
+        settings = {**MEMORY, "hicache_storage_backend": backend, "hicache_storage_prefetch_policy": policy}
+        memory = MemorySettings(**settings)
         self.tier = with_store(StoreTier(limits, memory, [identity]), self.transfers)
         pages = tuple(2 * count for count in limits.pages)
-        self.bench = Bench(executor, memory=memory, host_pages=pages, handover=lambda _, out: (self.tier, out))
+        parts = {"memory": memory, "host_pages": pages, "events": events}
+        self.bench = Bench(executor, handover=lambda _, out: (self.tier, out), **parts)
         self.tier.reply = self.bench.out.reply
 
     def ask(self, prompt: list[int] = PROMPT, weights: str = "", **options: Any) -> tuple[int, tuple[int, str] | None]:

@@ -8,8 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import zmq
 
+from bough.memory.tree.events import (
+    DEVICE,
+    DISK,
+    END_OF_REPLAY,
+    HOST,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+)
 from tests.storage.lmcache_server import lmcache_server
 from tests.system.pairs import free_port
 from tests.system.serving import PATIENCE_S, TINY, Server, running, until
@@ -65,6 +77,44 @@ def test_a_restarted_server_answers_from_disk(
         assert httpx.get(backend, timeout=PATIENCE_S).json()["hicache_storage_backend"] == "file"
         httpx.post(f"{backend}/clear", timeout=PATIENCE_S).raise_for_status()
         assert not runs()
+
+
+def test_subscribers_hear_what_is_on_disk(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path / "kv"))
+    storage = ("--enable-hierarchical-cache", "--hicache-storage-backend", "file")
+    endpoints = {name: f"ipc://{tmp_path}/{name}" for name in ("endpoint", "replay_endpoint")}
+    flags = ("--model", str(tiny_model), *TINY, *storage, "--hicache-storage-prefetch-policy", "wait_complete")
+
+    def held() -> dict[str | None, list[int]]:
+        """The blocks of each tier, by all events so far."""
+        blocks: dict[str | None, list[int]] = {}
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.connect(endpoints["replay_endpoint"])
+            socket.send_multipart([b"", (0).to_bytes(8, "big")])
+            while (frames := socket.recv_multipart())[1] != END_OF_REPLAY:
+                for event in msgspec.msgpack.decode(frames[2], type=KVEventBatch).events:
+                    match event:
+                        case BlockStored():
+                            blocks.setdefault(event.medium, []).extend(event.block_hashes)
+                        case BlockRemoved():
+                            blocks[event.medium] = [n for n in blocks[event.medium] if n not in event.block_hashes]
+                        case AllBlocksCleared():
+                            blocks[DEVICE] = []
+        return blocks
+
+    for restarted in (False, True):
+        with running(*flags, "--kv-events-config", json.dumps(endpoints)) as server:
+            assert DISK not in held()
+            assert ask(server, PROMPT)[0] == (details(storage=256, disk=256) if restarted else details())
+            until(lambda: DISK in held(), "the run's blocks")
+            known = held()
+            assert len(known[DISK]) == 256 and {*known[DISK]} <= {*known[DEVICE]} & {*known[HOST]}
+            if restarted:
+                next((tmp_path / "kv").glob("[!.]*")).unlink()
+                httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).raise_for_status()
+                assert not held()[HOST] and held()[DISK] == known[DISK], "the engine has not looked"
+                httpx.post(f"{server.url}/hicache/storage-backend/clear", timeout=PATIENCE_S).raise_for_status()
+                until(lambda: not held()[DISK], "that it is withdrawn")
 
 
 def test_a_store_is_attached_to_a_server_that_runs_and_detached_under_load(

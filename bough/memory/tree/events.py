@@ -20,8 +20,8 @@ from bough.memory.tree.node import Namespace
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that there is an inverse
 SPREAD = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)  # that of SplitMix64
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-DEVICE = "GPU"  # what subscribers call the tier that the model reads from, whatever the device is
-HOST = "CPU"  # and the one below it
+# What SGLang's subscribers call the tier that the model reads from, whatever the device is, and those below it.
+DEVICE, HOST, DISK, EXTERNAL = "GPU", "CPU_PINNED", "DISK", "EXTERNAL"
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, array_like=True):

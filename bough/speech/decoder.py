@@ -24,16 +24,14 @@ def answering(blocks: int, goes_on: bool) -> Callable[[bytes], bytes]:
     def answer(message: bytes) -> bytes:
         nonlocal found
         part, work, found = Part(), 0, windows_of(message, blocks) if message else found
-        if found is None:  # another process had it, and was killed
-            return msgspec.msgpack.encode("503 The server could not go on decoding file; send it again.")
         try:
-            for each in found:
+            for each in found or ():
                 part.append(each)
                 work += MINUTE if isinstance(each, int) else len(each.samples) // 4
                 if work > 2 * SHORT:
                     break
             else:
-                part.append(None)
+                part += [None] if found else []  # nothing where the process that had the file was killed
         except RequestError as error:
             return msgspec.msgpack.encode(f"{error.status_code} {error.message}")
         found = found if goes_on else None

@@ -28,8 +28,8 @@ from bough.speech.transcriber import Segment, Task, Transcriber
 
 MAX_PARTS = 64  # of a form
 MAX_HEAD = 4096  # bytes of a part's headers that are read
-DECODERS = 4  # short recordings that are decoded at the same time
-MOST_LONG, TURNS = 8, 2  # longer ones that are heard at the same time, and those of them that are decoded
+DECODERS = 4  # recordings that are decoded at the same time
+MOST_LONG, MOST_STARTS = 8, 4  # long ones that are heard at the same time; how often one begins again
 MOST_HELD = 120 * MINUTE * 4  # bytes of all windows that are being heard, before another part is decoded
 LOOK_S, GRACE_S = 0.1, 10.0
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
@@ -45,7 +45,7 @@ class Recordings:
     own. Bounds how many there are, and what their windows hold together; further ones wait."""
 
     def __init__(self, speech: SpeechConfig | None) -> None:
-        self._short, self._long, self._turns = map(asyncio.Semaphore, (DECODERS, MOST_LONG, TURNS))
+        self._turns, self._long = asyncio.Semaphore(DECODERS), asyncio.Semaphore(MOST_LONG)
         self._blocks = speech.positions * TIME_SAMPLES // BLOCK if speech else 0
         self._pool, self._held = self._decoders(DECODERS, goes_on=False), 0
         if speech is not None:
@@ -53,7 +53,7 @@ class Recordings:
 
     async def read(self, file: bytes) -> AsyncGenerator[Window | int, None]:
         """What `windows_of` finds. Whoever has a window holds its room."""
-        part = await self._part(self._pool, file, self._short)
+        part, message, heard, starts = await self._part(self._pool, file), file, 0, 0
         if part[-1] is None:
             while (found := part.pop(0)) is not None:
                 yield found
@@ -62,19 +62,26 @@ class Recordings:
             pool = self._decoders(1, goes_on=True)
             try:
                 while True:
-                    part, file = await self._part(pool, file, self._turns), b""
+                    starts += message is file
+                    if starts > MOST_STARTS:
+                        text = "file could not be decoded: its process was killed; send it again."
+                        raise RequestError(text, status_code=503)
+                    part = await self._part(pool, message)
+                    message = b"" if part else file  # nothing: a process has taken the place of one that was killed
                     while part:
                         if (found := part.pop(0)) is None:
                             return
-                        yield found
+                        if isinstance(found, int) or found.start >= heard:
+                            heard = heard if isinstance(found, int) else found.start + 1
+                            yield found
             finally:
                 threading.Thread(target=pool.close, daemon=True).start()
 
     def _decoders(self, size: int, *, goes_on: bool) -> ProcessPool:
         return ProcessPool("bough.speech.decoder", msgspec.msgpack.encode((self._blocks, goes_on)), size)
 
-    async def _part(self, pool: ProcessPool, message: bytes, turns: asyncio.Semaphore) -> Part:
-        async with turns:
+    async def _part(self, pool: ProcessPool, message: bytes) -> Part:
+        async with self._turns:
             while self._held > MOST_HELD:
                 await asyncio.sleep(LOOK_S)
             asked = asyncio.ensure_future(asyncio.to_thread(pool.exchange, message, TIMEOUT_S + GRACE_S))

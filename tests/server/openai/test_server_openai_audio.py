@@ -17,6 +17,7 @@ import openai
 import pytest
 import soundfile
 
+from bough.core.errors import RequestError
 from bough.core.finish import FinishStop
 from bough.core.speech import SpeechConfig
 from bough.messages.outputs import Delta, LogprobRun, Started
@@ -376,3 +377,32 @@ def test_a_short_recording_does_not_wait_for_long_ones(monkeypatch: pytest.Monke
         assert len((await second)[0]) == 10
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("kills", [1, 9])
+def test_a_long_recording_outlives_its_process(monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
+    monkeypatch.setattr(sound, "SHORT", sound.MINUTE)
+    monkeypatch.setattr(decoder, "SHORT", sound.MINUTE)
+    left = [kills]
+
+    class Dying(Pool):
+        def exchange(self, message: bytes, timeout_s: float) -> bytes:
+            if not message and left[0]:
+                left[0] -= 1
+                self._answer = decoder.answering(1500, goes_on=True)  # of another process
+            return super().exchange(message, timeout_s)
+
+    monkeypatch.setattr(audio, "ProcessPool", Dying)
+
+    async def main() -> None:
+        file = apart(*range(5, 300, 60), length=300)
+        reading = found_in(audio.Recordings(SPEECH).read(file))
+        if kills == 9:
+            with pytest.raises(RequestError, match="its process was killed; send it again") as caught:
+                await reading
+            assert caught.value.status_code == 503
+            return
+        windows, lengths = await reading
+        assert [round(each.start / RATE) for each in windows] == [*range(5, 300, 60)] and lengths[-1] == 300 * RATE
+
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -53,7 +53,7 @@ class Recordings:
 
     async def read(self, file: bytes) -> AsyncGenerator[Window | int, None]:
         """What `windows_of` finds. Whoever has a window holds its room."""
-        part, message, heard, starts = await self._part(self._pool, file), file, 0, 0
+        part, heard = await self._part(self._pool, file), 0
         if part[-1] is None:
             while (found := part.pop(0)) is not None:
                 yield found
@@ -61,19 +61,17 @@ class Recordings:
         async with self._long:
             pool = self._decoders(1, goes_on=True)
             try:
-                while True:
-                    starts += message is file
-                    if starts > MOST_STARTS:
-                        text = "file could not be decoded: its process was killed; send it again."
-                        raise RequestError(text, status_code=503)
-                    part = await self._part(pool, message)
-                    message = b"" if part else file  # nothing: a process has taken the place of one that was killed
+                for _ in range(MOST_STARTS):  # again where a process has taken the place of one that was killed
+                    part = await self._part(pool, file)
                     while part:
                         if (found := part.pop(0)) is None:
                             return
                         if isinstance(found, int) or found.start >= heard:
                             heard = heard if isinstance(found, int) else found.start + 1
                             yield found
+                        part = part or await self._part(pool, b"")
+                text = "file could not be decoded: its process was killed; send it again."
+                raise RequestError(text, status_code=503)
             finally:
                 threading.Thread(target=pool.close, daemon=True).start()
 

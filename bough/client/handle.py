@@ -271,8 +271,7 @@ class EngineClient:
             if self._death is not None:
                 raise self._death
             for prompt in part:
-                self._replicas.check(prompt)
-            self._refuse_used_rids(part, rids)
+                self._check(prompt, rids)
             added = [
                 RequestOutput(next(self._handles), index, prompt, self._tokenizer, updates, meter)
                 for index, prompt in enumerate(part, len(answers))
@@ -342,19 +341,19 @@ class EngineClient:
             next(iter(futures.values())).result()  # raises what they all died of
         return replies
 
-    def _refuse_used_rids(self, prompts: Sequence[Prompt], seen: set[str]) -> None:
-        """Those that were `seen` are of the same call."""
-        for prompt in prompts:
-            if prompt.resumption is not None:
-                continue  # it keeps its id, and the broken stream may still be open here
-            user = self._rids.get(prompt.rid)
-            if prompt.rid in seen:
-                problem = f"Duplicate request IDs detected within the request: {prompt.rid!r}"
-                raise RequestError(f"{problem}; give each prompt its own rid.", field="rid")
-            if user is not None and not user.done:
-                problem = f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs"
-                raise RequestError(f"{problem}; choose another.", field="rid")
-            seen.add(prompt.rid)
+    def _check(self, prompt: Prompt, rids: set[str]) -> None:
+        """`rids` are those of the call's prompts before it."""
+        self._replicas.check(prompt)
+        if prompt.resumption is not None:
+            return  # it keeps its id, and the broken stream may still be open here
+        user = self._rids.get(prompt.rid)
+        if prompt.rid in rids:
+            problem = f"Duplicate request IDs detected within the request: {prompt.rid!r}"
+            raise RequestError(f"{problem}; give each prompt its own rid.", field="rid")
+        if user is not None and not user.done:
+            problem = f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs"
+            raise RequestError(f"{problem}; choose another.", field="rid")
+        rids.add(prompt.rid)
 
     def _release(self, answers: Sequence[RequestOutput]) -> None:
         for answer in answers:

@@ -251,8 +251,7 @@ class Engine:
 
     def start_profile(self, **options: Any) -> None:
         """Records what the executor's process does until `stop_profile`, by `ProfileStart`'s options."""
-        profile = ProfileStart(**options)
-        self._order(self._client.call(lambda call: StartProfile(call, command=profile)))
+        self._order(self._client.call(lambda call: StartProfile(call, command=ProfileStart(**options))))
 
     def stop_profile(self) -> str:
         """Ends the recording and says which file it is in."""

@@ -402,8 +402,7 @@ class Scheduler:
     def _answer_garbled(self, message: messages.Garbled) -> None:
         log.error("a message to the scheduler cannot be read (handle %s): %s", message.handle, message.error)
         if message.handle is not None and message.handle not in self._requests:
-            text = f"The request cannot be read: {message.error}."
-            self._committer.refuse(message.handle, FinishAbort(text))
+            self._committer.refuse(message.handle, FinishAbort(f"The request cannot be read: {message.error}."))
 
     def _abort(self, message: messages.Abort, status_code: int = 499) -> None:
         """Ends the requests that it means, less those that have just ended by themselves."""

@@ -81,8 +81,7 @@ class Planner:
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
-        shares = limits.shares_reads and not settings.disable_tree_attention
-        self.sharing = Sharing(batch, enabled=shares)
+        self.sharing = Sharing(batch, enabled=limits.shares_reads and not settings.disable_tree_attention)
         self._assembly = Assembly(batch.table)
         self._micro_batches = None
         if limits.stages > 1:

@@ -81,8 +81,7 @@ class Planner:
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
-        shares = limits.shares_reads and not settings.disable_tree_attention
-        self.sharing = Sharing(batch, enabled=shares)
+        self.sharing = Sharing(batch, enabled=limits.shares_reads and not settings.disable_tree_attention)
         self._assembly = Assembly(batch.table)
         self._micro_batches = None
         if limits.stages > 1:
@@ -128,14 +127,15 @@ class Planner:
         begun = ((self._table.request_in(row), int(self._table.length[row])) for row in self._table.prefilling())
         return replace(step, plan=self.media.complete(step.plan, chunks, begun), loads=self._loads)
 
-    def fits_late_arrivals(self, now: float) -> bool:
-        """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
+    def fits_late_arrivals(self, now: float, least: int | None) -> bool:
+        """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached; or,
+        if `least` is given, were only so many tokens of each not cached."""
         table = self._table
         if table.free_rows <= len(self._queue):
             return False
         left = self._budget(now, table.decoding() if self._mixed else NO_ROWS)
         left -= sum(int(table.known[row] - table.length[row]) for row in table.prefilling())
-        return left > sum(len(request.tokens) for request in self._queue)
+        return left > sum(least or len(request.tokens) for request in self._queue)
 
     @property
     def figures(self) -> dict[str, object]:

@@ -21,7 +21,7 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext, MediaRows
+from bough.attention.context import AdaptedRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.plan import BatchPlan, InFlight, IntArray, Limits, TokenMasks
@@ -45,6 +45,7 @@ from bough.executor.verification import NOTHING, Drawn, prompt_logprobs, sample_
 from bough.executor.vision_graphs import VisionGraphs
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
+from bough.kernels.lora.reference import AdapterRows
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool

@@ -172,7 +172,7 @@ function Talk({ side, alone, model, onAnswer }: TalkProps): VNode {
 
 /** On a gateway's page the worker that has the timeline must be found first. */
 function linkToTimeline(turn: Turn): void {
-  if (ofGateway && turn.rid && !turn.worker && !turn.busy) void findWorker(turn).then(() => redraw());
+  if (ofGateway && turn.rid && turn.worker === null && !turn.busy) void findWorker(turn).then(() => redraw());
 }
 
 async function modelNames(): Promise<string[]> {

@@ -26,7 +26,7 @@ export interface Turn {
   callId: string; // of a tool's result: the call that it answers
   rid: string; // of an answer: its request
   requestId: string; // of an answer: as a gateway's routing decisions name it
-  worker: string; // of an answer, on a gateway's page: the one that has its timeline, once that is known
+  worker: string | null; // of an answer, on a gateway's page: who has its timeline; empty: nobody; null: not known yet
   busy: boolean;
   error: string;
   stats: Stats | null;
@@ -48,7 +48,7 @@ export class Conversation {
 
   add(parent: number, role: Turn["role"], text = "", images: string[] = [], callId = ""): Turn {
     const turn: Turn = {
-      id: this.turns.length, parent, role, text, images, callId, calls: [], rid: "", requestId: "", worker: "", thinking: "",
+      id: this.turns.length, parent, role, text, images, callId, calls: [], rid: "", requestId: "", worker: null, thinking: "",
       busy: false, error: "", stats: null,
     };
     this.turns.push(turn);

@@ -74,7 +74,7 @@ export const NO_PAGE = "This worker shows neither tree nor timelines: it is not 
 /** The address of an answer's timeline; none where it is not known who has it. */
 export function timelineOfAnswer({ rid, worker }: Turn): string {
   if (!rid || (ofGateway && !worker)) return "";
-  return `#timelines/${encodeURIComponent(rid)}${worker && `/${worker}`}`;
+  return `#timelines/${encodeURIComponent(rid)}${worker ? `/${worker}` : ""}`;
 }
 
 const NOTHING_SINCE = 1e15; // a time that no clock reaches: only what runs is sent, and which request was asked for
@@ -95,7 +95,7 @@ export async function findWorker(turn: Turn): Promise<void> {
     const told = requests.findLast(({ request_id }) => request_id === turn.requestId)?.worker;
     const [first, others] = [workers.filter(({ url }) => url === told), workers.filter(({ url }) => url !== told)];
     turn.worker = await Promise.any(first.map(has)).catch(() => Promise.any(others.map(has)));
-  } catch {
-    // without a link
+  } catch (error) {
+    if (!(error instanceof ApiError && error.wantsKey)) turn.worker = ""; // with another key it may be found
   }
 }

@@ -22,8 +22,7 @@ import msgspec
 import uvloop
 
 from bough.bench import backends
-from bough.bench.backends import Arrival, Conversation, Prompt, Record, RequestTemplate, Turn
-from bough.bench.http_client import HttpClient, HttpFailure
+from bough.bench.backends import Arrival, Conversation, HttpClient, HttpFailure, Prompt, Record, RequestTemplate, Turn
 from bough.core.errors import EngineDeadError
 from bough.gateway.upstream_response import EventReader
 

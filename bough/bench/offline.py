@@ -18,27 +18,15 @@ import psutil
 
 from bough.bench.metrics import shown
 from bough.core.errors import RequestError
-from bough.core.setting_checks import require_counts
+from bough.core.files import table_beside
+from bough.core.setting_checks import add_table, require_counts
 
+FLAGS = table_beside(__file__, "flags.toml")["offline"]
 WORKLOADS = ("W1", "W2", "W3", "W4")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_argument_group("load")
-    about = "one or several, run one after the other on the same engine"
-    known = [*WORKLOADS, "random", "shared-prefix"]
-    load.add_argument("--workload", nargs="+", choices=known, default=["random"], help=about)
-    load.add_argument("--num-prompts", type=int, default=16, help="requests (random)")
-    load.add_argument("--input-len", type=int, default=128, help="prompt tokens (random), own tokens (shared-prefix)")
-    load.add_argument("--output-len", type=int, default=32, help="tokens of each answer")
-    load.add_argument("--groups", type=int, default=2, help="different prefixes (shared-prefix)")
-    load.add_argument("--per-group", type=int, default=16, help="requests on each prefix (shared-prefix)")
-    load.add_argument("--prefix-len", type=int, default=512, help="tokens of a prefix (shared-prefix)")
-    load.add_argument("--seed", type=int, default=0, help="of prompts and lengths")
-    load.add_argument("--vocab", type=int, default=10_000, help="largest token id in the prompts")
-    load.add_argument("--repeat", type=int, default=1, help="runs of the load, each on an empty cache; the best counts")
-    load.add_argument("--compare-no-cache", action="store_true", help="run the load again without the prefix cache")
-    load.add_argument("--json", action="store_true", help="print one JSON object per run")
+    add_table(parser, FLAGS, workload={"choices": [*WORKLOADS, "random", "shared-prefix"]})
 
 
 def main(args: argparse.Namespace, settings: dict[str, Any]) -> int:

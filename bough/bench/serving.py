@@ -17,16 +17,28 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from bough.bench.backends import BACKENDS, Api, Arrival, Conversation, Record, RequestTemplate, Turn, first_history
+from bough.bench.backends import (
+    BACKENDS,
+    Api,
+    Arrival,
+    Conversation,
+    HttpClient,
+    Record,
+    RequestTemplate,
+    ServerError,
+    Turn,
+    first_history,
+    reaching,
+)
 from bough.bench.datasets import DATASETS, make_dataset
 from bough.bench.driver import LEAD_S, OnProgress, Target, drive, poisson_arrivals, run_parts
-from bough.bench.http_client import HttpClient, ServerError, reaching
 from bough.bench.metrics import draw_png, headline, html_report, require_matplotlib, summarise, text_report
 from bough.core.errors import SettingsError
-from bough.core.files import user_path
-from bough.core.setting_checks import flag_of, json_object, require_above_zero, require_counts
+from bough.core.files import table_beside, user_path
+from bough.core.setting_checks import add_table, flag_of, json_object, require_above_zero, require_counts
 from bough.tokenizer.tokenizer import Tokenizer
 
+FLAGS = table_beside(__file__, "flags.toml")["serving"]
 COUNTS = (
     "num_prompts", "procs", "random_input_len", "random_output_len", "gsp_num_groups", "gsp_prompts_per_group",
     "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len", "num_turns", "max_concurrency",
@@ -35,56 +47,8 @@ COUNTS = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument("--backend", choices=list(BACKENDS), default="bough", help="what kind of server it is")
-    group.add_argument("--base-url", help="of the server; http://HOST:PORT when left out")
-    group.add_argument("--host", default="127.0.0.1", help="of the server, without --base-url")
-    group.add_argument("--port", type=int, default=30000, help="of the server, without --base-url")
-    group.add_argument("--model", help="name to ask for; the first that the server lists when left out")
-    group.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="OPENAI_API_KEY when left out")
-    group.add_argument(
-        "--extra-request-body", metavar="JSON", default="{}", help="fields that replace those of every request's body"
-    )
-    group.add_argument("--disable-stream", action="store_true", help="ask for whole answers")
-    group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end where the model ends them")
-    group.add_argument("--tokenizer", metavar="PATH", help="folder or GGUF file, for prompts of exact lengths")
-    group = parser.add_argument_group("data")
-    group.add_argument("--dataset-name", choices=list(DATASETS), default="random", help="where the prompts come from")
-    group.add_argument("--dataset-path", metavar="FILE", help="of sharegpt (JSON) and custom (JSON lines)")
-    group.add_argument("--num-prompts", type=int, default=100, help="prompts, or conversations of multi-turn")
-    group.add_argument("--random-input-len", type=int, default=256, help="random, and a turn of multi-turn")
-    group.add_argument("--random-output-len", type=int, default=64, help="random, multi-turn, custom")
-    group.add_argument(
-        "--random-range-ratio", type=float, default=1.0, help="lengths are drawn from this share of the full one up"
-    )
-    group.add_argument("--largest-token", type=int, default=10_000, help="random-ids draws ids up to this one")
-    group.add_argument("--sharegpt-output-len", type=int, help="instead of the length of the file's answers")
-    group.add_argument("--gsp-num-groups", type=int, default=8, help="groups that share a system prompt")
-    group.add_argument("--gsp-prompts-per-group", type=int, default=16, help="prompts of each of these groups")
-    group.add_argument("--gsp-system-prompt-len", type=int, default=512, help="also the one of multi-turn")
-    group.add_argument("--gsp-question-len", type=int, default=64, help="tokens after the system prompt")
-    group.add_argument("--gsp-output-len", type=int, default=64, help="tokens of each answer")
-    group.add_argument("--num-turns", type=int, default=5, help="turns of each conversation (multi-turn)")
-    group.add_argument("--image-count", type=int, default=1, help="pictures of each prompt (image)")
-    group.add_argument("--image-resolution", metavar="HxW", default="336x336", help="height and width of each")
-    group.add_argument("--image-format", choices=["jpeg", "png"], default="jpeg", help="of the pictures")
-    group.add_argument("--image-pool", type=int, help="different pictures, shown in turn; all differ when left out")
-    group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
-    group = parser.add_argument_group("traffic")
-    group.add_argument(
-        "--request-rate", type=float, default=math.inf, help="arrivals per second, Poisson; inf: all at once"
-    )
-    group.add_argument("--max-concurrency", type=int, help="most conversations at once; others wait for their turn")
-    group.add_argument("--procs", type=int, default=1, help="client processes")
-    group.add_argument("--warmup-requests", type=int, default=1, help="sent before the clock runs")
-    group.add_argument("--flush-cache", action="store_true", help="empty the server's prefix cache before the run")
-    group = parser.add_argument_group("output")
-    group.add_argument("--output-file", metavar="FILE", help="one JSON line per run is added to it")
-    group.add_argument("--output-details", action="store_true", help="that line carries every request's times")
-    group.add_argument("--tag", help="a word of your own for that line")
-    group.add_argument("--plot", metavar="FILE", help="a PNG with the run's distributions (needs matplotlib)")
-    group.add_argument("--html", metavar="FILE", help="a report as one HTML page (needs matplotlib)")
-    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    key = {"default": os.environ.get("OPENAI_API_KEY")}
+    add_table(parser, FLAGS, backend={"choices": [*BACKENDS]}, dataset_name={"choices": [*DATASETS]}, api_key=key)
 
 
 def check(args: argparse.Namespace) -> None:

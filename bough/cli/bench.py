@@ -8,21 +8,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from bough.cli.commands import HELP_FLAGS, Command, Menu, Parser
+from bough.cli.commands import HELP_FLAGS, Menu, Parser, commands_of
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
-from bough.core.files import table_beside
 
-OF_PARTS: dict[str, str] = table_beside(__file__, "bench_parts.toml")
 MENU = Menu(
     program="bough bench",
     about="Measures how fast the engine and its parts are.",
-    commands={
-        "offline": Command("many requests at once through the offline engine", "bough.bench.offline"),
-        "one-batch": Command("one batch straight through the executor", "bough.bench.one_batch"),
-        "serving": Command("any server over HTTP: data sets, rates, a report", "bough.bench.serving"),
-        **{name: Command(f"{about} (in a checkout)", f"tests.bench.{name}") for name, about in OF_PARTS.items()},
-    },
+    commands=commands_of("bench", "bough.bench") | commands_of("parts", "tests.bench", " (in a checkout)"),
     flags={},
 )
 

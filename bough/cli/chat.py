@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bough.cli import engines
+from bough.cli import generate
 from bough.cli.commands import Parser, did_you_mean
-from bough.cli.engines import DEFAULTS, Message, Output
 from bough.cli.flags import add_engine_flags, given_settings
+from bough.cli.generate import DEFAULTS, Message, Output
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
 from bough.core.errors import RequestError, SettingsError
 from bough.core.files import user_path
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     parsed = parser.parse(argv)
     settings = given_settings(parsed)
     sampling = given_sampling(parsed, SAMPLING)
-    with engines.running(settings) as engine:
+    with generate.running(settings) as engine:
         chat = Chat(engine, sampling, parsed.system)
         chat.greet()
         for line in _typed_lines():
@@ -74,7 +74,7 @@ class Chat:
 
     def __init__(self, engine: Engine, sampling: dict[str, Any], system: str | None) -> None:
         self._engine = engine
-        self._tokenizer = engines.chat_tokenizer(engine)
+        self._tokenizer = generate.chat_tokenizer(engine)
         self._sampling = sampling
         self._system = system
         self._turns: list[Message] = []
@@ -138,14 +138,14 @@ class Chat:
         output: Output | None = None
         note: str | None = None
         try:
-            ids = engines.encode_chat(self._tokenizer, messages)
+            ids = generate.encode_chat(self._tokenizer, messages)
             media = {"image_data": images} if images else {}
-            pieces = engines.stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling, **media)
+            pieces = generate.stream_pieces(self._engine, input_ids=ids, sampling_params=self._sampling, **media)
             with contextlib.closing(pieces):
                 for text, latest in pieces:
                     output, first_s = latest, first_s or time.perf_counter()
                     print(text, end="", flush=True)
-            note = engines.abort_reason(output) if output is not None else None
+            note = generate.abort_reason(output) if output is not None else None
         except KeyboardInterrupt:
             note = "Stopped."
         except RequestError as error:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bough.core.errors import SettingsError, nearest
+from bough.core.files import table_beside
 
+COMMANDS: dict[str, dict[str, str]] = table_beside(__file__, "commands.toml")
 HELP_FLAGS = ("-h", "--help")
 KEY = re.compile(r"((?:^|\0)--[\w-]*api[-_]key[\0=])[^\0]*")  # in words with zeros between them
 
@@ -19,6 +21,11 @@ class Command:
 
     summary: str
     module: str
+
+
+def commands_of(kind: str, package: str, more: str = "") -> dict[str, Command]:
+    """Those of a table, whose modules are in the package; the help says `more` of them."""
+    return {name: Command(text + more, f"{package}.{name.replace('-', '_')}") for name, text in COMMANDS[kind].items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
+from bough.core.files import read_yaml
 from bough.core.setting_checks import check_value, field_type
 from bough.core.settings import ALIASES, Settings, all_fields
-from bough.core.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 

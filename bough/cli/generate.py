@@ -1,22 +1,66 @@
-"""`bough generate`: one prompt in, its completion on standard output as it comes. Keeps no state."""
+"""`bough generate`: one prompt in, its completion on standard output as it comes. Keeps no state. And the few steps
+that `bough chat` shares."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bough.cli import engines
 from bough.cli.commands import Parser
-from bough.cli.engines import DEFAULTS, Output
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.cli.sampling_flags import add_sampling_flags, given_sampling
-from bough.core.errors import RequestError, SettingsError
+from bough.core.errors import ModelError, RequestError, SettingsError
 
 if TYPE_CHECKING:
     from bough.launch.engine import Engine
+    from bough.tokenizer.tokenizer import Tokenizer
+
+Output = dict[str, Any]
+Message = dict[str, Any]
+
+# Standard error is the same terminal on which the text appears: only what the user must know goes there.
+DEFAULTS = {"log_level": "warning"}
+
+
+@contextlib.contextmanager
+def running(settings: dict[str, Any]) -> Iterator[Engine]:
+    """An engine for as long as the block lasts. One that could not show text is refused before it is started."""
+    if settings.get("skip_tokenizer_init"):
+        raise SettingsError("This command shows text, so --skip-tokenizer-init cannot be used with it.")
+    from bough.launch.engine import Engine
+
+    with Engine(**DEFAULTS | settings) as engine:
+        yield engine
+
+
+def chat_tokenizer(engine: Engine) -> Tokenizer:
+    tokenizer = engine.tokenizer
+    if tokenizer is None or tokenizer.chat_template is None:
+        advice = "give one with --chat-template (a Jinja file or text), or use `bough generate` for plain completion"
+        raise ModelError(f"{engine.served_model_name} has no chat template; {advice}.")
+    return tokenizer
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+
+
+def stream_pieces(engine: Engine, **inputs: Any) -> Generator[tuple[str, Output], None, None]:
+    """(new text, whole output so far) as tokens come; closing it aborts the request."""
+    shown = 0
+    with contextlib.closing(engine.generate(**inputs, stream=True)) as outputs:
+        for output in outputs:
+            yield output["text"][shown:], output
+            shown = len(output["text"])
+
+
+def abort_reason(output: Output) -> str | None:
+    """Why the engine gave up on a request after it had begun; None for an ordinary end."""
+    finish = output["meta_info"]["finish_reason"] or {}
+    return str(finish["message"]) if finish.get("type") == "abort" else None
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     if parsed.raw:
         sampling |= {"skip_special_tokens": False, "no_stop_trim": True}
     prompt = _read_prompt(parsed.prompt)
-    with engines.running(settings) as engine:
+    with running(settings) as engine:
         inputs = _inputs(engine, prompt, parsed.chat) | {"sampling_params": sampling}
         if parsed.json or parsed.no_stream or sampling.get("n", 1) > 1:
             _print_whole(engine.generate(**inputs), as_json=parsed.json, raw=parsed.raw)
@@ -72,12 +116,12 @@ def _read_prompt(given: str | None) -> str:
 def _inputs(engine: Engine, prompt: str, chat: bool) -> dict[str, Any]:
     if not chat:
         return {"prompt": prompt}
-    return {"input_ids": engines.encode_chat(engines.chat_tokenizer(engine), [{"role": "user", "content": prompt}])}
+    return {"input_ids": encode_chat(chat_tokenizer(engine), [{"role": "user", "content": prompt}])}
 
 
 def _print_stream(engine: Engine, inputs: dict[str, Any], *, raw: bool) -> None:
     output: Output | None = None
-    with contextlib.closing(engines.stream_pieces(engine, **inputs)) as pieces:
+    with contextlib.closing(stream_pieces(engine, **inputs)) as pieces:
         for text, latest in pieces:
             output = latest
             print(text, end="", flush=True)
@@ -107,6 +151,6 @@ def _end_line(text: str, raw: bool) -> None:
 def _raise_if_aborted(outputs: Sequence[Output]) -> None:
     """What was generated has been shown; the reason why it is incomplete follows as the command's error."""
     for output in outputs:
-        reason = engines.abort_reason(output)
+        reason = abort_reason(output)
         if reason is not None:
             raise RequestError(reason)

@@ -4,8 +4,6 @@
 141 the reader of the output has left; 143 SIGTERM. A traceback means a defect in Bough.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib
@@ -17,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from bough.cli.commands import HELP_FLAGS, Command, Menu, without_keys
+from bough.cli.commands import HELP_FLAGS, Menu, commands_of, without_keys
 from bough.core.errors import BoughError, SettingsError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no defect, whichever file it was
@@ -25,20 +23,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # no defect, whichever file it was
 MENU = Menu(
     program="bough",
     about="Serves large language models. Without --model, commands use a small default model.",
-    commands={
-        "serve": Command("serve a model over HTTP", "bough.cli.serve"),
-        "gateway": Command("put many engines behind one address", "bough.cli.gateway"),
-        "store": Command("keep KV pages in memory for many engines", "bough.cli.store"),
-        "generate": Command("complete a prompt", "bough.cli.generate"),
-        "chat": Command("talk to a model in the terminal", "bough.cli.chat"),
-        "run-batch": Command("answer a file of requests in OpenAI's batch format", "bough.cli.run_batch"),
-        "replay": Command("send the requests of a crash dump again", "bough.cli.replay"),
-        "models": Command("list, pull and remove the models of the catalogue", "bough.cli.models"),
-        "doctor": Command("what this machine offers, what would fit, what is missing", "bough.cli.doctor"),
-        "train-draft": Command("train an EAGLE-3 draft head for speculative decoding", "bough.cli.train_draft"),
-        "build-kernels": Command("compile the CPU kernels with this machine's C compiler", "bough.cli.build_kernels"),
-        "bench": Command("measure how fast the engine and its parts are", "bough.cli.bench"),
-    },
+    commands=commands_of("bough", "bough.cli"),
     flags={"--version": "show the version"},
 )
 

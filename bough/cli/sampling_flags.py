@@ -1,4 +1,4 @@
-"""Sampling parameters as flags, derived from `SamplingParams`: types and defaults are read there, the help is here.
+"""Sampling parameters as flags, derived from `SamplingParams`: types and defaults are read there, the help in a table.
 
 What is not given is left out, so that the values that a model's makers recommend can take effect.
 """
@@ -12,26 +12,11 @@ from typing import Any
 
 from bough.cli.flags import add_flag, from_text
 from bough.core.errors import RequestError, SettingsError
+from bough.core.files import table_beside
 from bough.core.sampling_params import SamplingParams
 from bough.core.setting_checks import TYPE_WORDS
 
-HELP = {
-    "max_new_tokens": "most tokens to generate",
-    "min_new_tokens": "fewest tokens to generate: no end-of-sequence or stop token before",
-    "temperature": "0 always takes the likeliest token, higher values vary more",
-    "top_p": "sample from the likeliest tokens that together have this probability",
-    "top_k": "sample from this many likeliest tokens; -1 for all",
-    "min_p": "leave out tokens less likely than this share of the likeliest",
-    "frequency_penalty": "lowers tokens by how often they came",
-    "presence_penalty": "lowers tokens that came at all",
-    "repetition_penalty": "above 1: divides the scores of tokens that came or stand in the prompt",
-    "stop": "text that ends the output; may be given several times",
-    "stop_regex": "pattern that ends the output; may be given several times",
-    "stop_token_ids": "token id that ends the output; may be given several times",
-    "ignore_eos": "go on after the model's own end",
-    "sampling_seed": "the same seed gives the same output",
-    "n": "how many outputs",
-}
+HELP: dict[str, str] = table_beside(__file__, "sampling_flags.toml")
 ALIASES = {"sampling_seed": ["seed"]}
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bough.cli.commands import Parser
-from bough.cli.engines import DEFAULTS, encode_chat, running
 from bough.cli.flags import add_engine_flags, given_settings
+from bough.cli.generate import DEFAULTS, encode_chat, running
 from bough.core.errors import SettingsError
 from bough.core.setting_checks import require_counts
 from bough.core.settings import Settings

@@ -1,4 +1,5 @@
-"""Files: where Bough keeps what it has fetched or made, what processes hand over, and tables of constants."""
+"""Files: where Bough keeps what it has fetched or made, what processes hand over, tables of constants, and files of
+configuration: YAML with a mapping at its top, and one sentence for whatever is wrong with it."""
 
 import contextlib
 import os
@@ -42,3 +43,24 @@ def shared_file(nbytes: int) -> Iterator[str]:
 def table_beside(module: str, name: str) -> dict[str, Any]:
     """The TOML table `name` in the folder of the module, which gives its `__file__`."""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
+def read_yaml(file: str) -> dict[Any, Any]:
+    import yaml  # only for those who have such a file
+
+    try:
+        content = yaml.safe_load(user_path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"Cannot read the configuration file {file}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{file} is not a YAML file: it is not UTF-8 text.") from None
+    except RecursionError:
+        raise SettingsError(f"{file} is nested too deep to be read.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" (line {mark.line + 1})"
+        reason = getattr(error, "problem", None) or "it cannot be parsed"
+        raise SettingsError(f"{file} is not a YAML file: {reason}{where}.") from None
+    if not isinstance(content, dict):
+        raise SettingsError(f"{file} must hold settings as `name: value` lines, such as `page-size: 16`.")
+    return content

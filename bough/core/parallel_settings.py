@@ -18,10 +18,6 @@ class ParallelSettings:
         "none",
         "none: each rank sees all tokens, and results are summed; torch: tokens are sent to the ranks of their experts",
         choices=("none", "torch"),
-        instead=dict.fromkeys(
-            ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe", "pplx"),
-            "Bough has no such kernels, because they could not be run on its machines.",
-        ),
     )
     enable_eplb: bool = setting(False, "count how often experts are used, and move them to balance the ranks")
     ep_num_redundant_experts: int = setting(0, "slots for second copies of experts, over all ranks", low=0)
@@ -30,7 +26,6 @@ class ParallelSettings:
         None,
         "stat: count how often each expert is chosen, for /start_expert_distribution_record; so does --enable-eplb",
         choices=("stat",),
-        instead=dict.fromkeys(("stat_approx", "per_pass", "per_token"), "Bough keeps sums alone; use stat."),
     )
     dp_size: int = setting(1, "replicas (data parallel), each a scheduler with its own cache and tp-size ranks", low=1)
     enable_dp_attention: bool = setting(
@@ -41,7 +36,6 @@ class ParallelSettings:
         "auto",
         "which replica gets a request; auto goes by cached prefixes and load",
         choices=("auto", "round_robin", "total_requests", "total_tokens"),
-        instead={"follow_bootstrap_room": "Rooms say nothing of what a replica has cached; auto goes by that."},
     )
     dist_timeout: float = setting(
         300.0, "seconds that a rank waits for the others in a collective before the engine ends", low=1.0
@@ -98,10 +92,6 @@ class DisaggregationSettings:
         "transport of KV pages: cuda_ipc between engines of one user on one GPU, shm on one host, tcp between hosts; "
         "auto takes the first available of these; nixl or mooncake use that library, on both engines",
         choices=("auto", "cuda_ipc", "shm", "tcp", "nixl", "mooncake"),
-        instead={
-            **dict.fromkeys(("mori", "ascend"), "Bough has no such transport; auto takes shm or tcp."),
-            "mooncake_tcp": "Set MC_FORCE_TCP=1 and use mooncake.",
-        },
     )
     disaggregation_bootstrap_port: int = setting(
         8998, "port on which a prefill engine accepts decode engines; with --prefill-url, its port", low=1, high=65535

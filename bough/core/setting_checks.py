@@ -1,7 +1,5 @@
 """One setting: what its field says of it, and whether a value can be used. `settings` has them all."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -12,8 +10,15 @@ from pathlib import PurePath
 from typing import Any
 
 from bough.core.errors import SettingsError, nearest
+from bough.core.files import table_beside
 
 TYPE_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+TABLES = table_beside(__file__, "settings.toml")
+INSTEAD: dict[str, dict[str, str]] = {  # by setting, what to do instead of other engines' values
+    name: {value: text for text, values in hints.items() for value in values.split()}
+    for name, hints in TABLES["instead"].items()
+}
+NUMBERS: dict[str, type] = {"int": int, "float": float}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
@@ -22,15 +27,14 @@ def setting(
     help: str,
     *,
     choices: tuple[Any, ...] | None = None,
-    instead: Mapping[Any, str] | None = None,
     low: float | None = None,
     high: float | None = None,
     many: bool = False,
     as_json: bool = False,
 ) -> Any:
-    """A field with what the command line and the checks need to know of it; `instead` are hints for other choices. Of
-    `many`, a list is kept as JSON, and an object of `as_json`."""
-    meta = {"help": help, "choices": choices, "instead": instead or {}, "low": low, "high": high}
+    """A field with what the command line and the checks need to know of it. Of `many`, a list is kept as JSON, and an
+    object of `as_json`."""
+    meta = {"help": help, "choices": choices, "low": low, "high": high}
     return field(default=default, metadata={**meta, "many": many, "as_json": as_json})
 
 
@@ -67,7 +71,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         value = value.replace("-", "_")  # as flags may have either
     if meta["choices"] is not None and value not in meta["choices"]:
         near = nearest(value, meta["choices"]) if isinstance(value, str) else None
-        hint = meta["instead"].get(value) or (f"Did you mean {near!r}?" if near else "")
+        hint = INSTEAD.get(f.name, {}).get(value) or (f"Did you mean {near!r}?" if near else "")
         known = ", ".join(map(str, meta["choices"]))
         raise SettingsError(f"{f.name} must be one of {known}; got {value!r}. {hint}".rstrip())
     if meta["low"] is not None and not value >= meta["low"]:  # written so that NaN is refused as well
@@ -102,6 +106,15 @@ def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
                 raise SettingsError(f"--{flag} has counts of 0 or more, got {text!r}.")
             return dict(given)
     raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
+
+
+def add_table(parser: argparse.ArgumentParser, groups: Mapping[str, Any], **more: Mapping[str, Any]) -> None:
+    """Flags by group and name, of each what `add_argument` takes, with `more` that a table cannot say."""
+    for title, flags in groups.items():
+        group = parser.add_argument_group(title)
+        for name, said in flags.items():
+            own = {**said, **more.get(name.replace("-", "_"), {})}
+            group.add_argument(f"--{name}", **own | ({"type": NUMBERS[said["type"]]} if "type" in said else {}))
 
 
 def require_counts(args: argparse.Namespace, names: Iterable[str]) -> None:

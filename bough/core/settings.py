@@ -15,61 +15,22 @@ from typing import Any
 from bough.core.errors import SettingsError
 from bough.core.parallel_settings import DisaggregationSettings, ParallelSettings
 from bough.core.server_settings import ServerSettings
-from bough.core.setting_checks import SECRETS, check_value, setting, unknown_setting_text
+from bough.core.setting_checks import SECRETS, TABLES, check_value, setting, unknown_setting_text
 
 MODEL_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "mistral", "dummy")
-# What to do instead of other engines' values.
-LOAD_INSTEAD = {
-    **dict.fromkeys(("pt", "npcache"), "Pickled weights can run code of their own: save them as safetensors."),
-    **dict.fromkeys(("fastsafetensors", "runai_streamer", "layered"), "safetensors reads the same files in pieces."),
-    **dict.fromkeys(("sharded_state", "tensorizer"), "Give the safetensors folder that it was made from."),
-    **dict.fromkeys(("remote", "remote_instance"), "Fetch the files first, or name a Hugging Face repository."),
-    "bitsandbytes": "auto reads what bitsandbytes has quantised.",
-}
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "mru", "priority")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
-# The formats of `bough.parsers`, by the names that SGLang gives them.
-TOOL_CALL_PARSERS = (
-    "apertus2509", "cohere_command4", "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4", "dots", "gemma4",
-    "gigachat3", "glm", "glm45", "glm47", "gpt-oss", "hermes", "hunyuan", "inkling", "interns1", "kimi_k2", "kimi_k3",
-    "lfm2", "llama3", "mimo", "minicpm5", "minimax-m2", "minimax-m3", "mistral", "muse", "poolside_v1", "pythonic",
-    "qwen", "qwen25", "qwen3_coder", "step3", "step3p5", "trinity",
-)  # fmt: skip
-REASONING_PARSERS = (
-    "apertus2509", "cohere_command4", "deepseek-r1", "deepseek-v3", "deepseek-v4", "dots", "gemma4", "glm45",
-    "gpt-oss", "hunyuan", "inkling", "interns1", "kimi", "kimi_k2", "kimi_k3", "mimo", "minimax",
-    "minimax-append-think", "minimax-m3", "mistral", "muse", "nemotron_3", "poolside_v1", "qwen3", "qwen3-thinking",
-    "step3", "step3p5",
-)  # fmt: skip
+TOOL_CALL_PARSERS, REASONING_PARSERS = (tuple(TABLES["parsers"][kind].split()) for kind in ("tool_call", "reasoning"))
 DRAFT_MODELS = ("STANDALONE", "EAGLE", "EAGLE3", "NEXTN")  # algorithms whose drafts the executor makes
 NGRAM_TOKENS, MODEL_TOKENS = 16, 4  # of a request in one step, where the user does not say
 TREE_TOKENS, TREE_STEPS = 8, 5  # the same where drafts are a tree, and how many may follow each other
 STEP_DRAFTS = 256  # over all requests: more rows of a product cost more than drafts are worth
 CHAINS_ALONE = "accepted for SGLang's users; drafts of NGRAM are chains"
 DRAFTED_ROWS = 64  # a step of more rows has tokens enough to fill a device without drafts
-# What other engines are told of a quantised checkpoint.
-CHECKPOINT_SCHEMES = (
-    "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin", "modelopt",
-    "modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "w8a8_fp8", "w8a8_int8",
-)  # fmt: skip
-# Other names of settings, everywhere.
-ALIASES = {
-    "model": "model_path",
-    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "pp": "pp_size",
-    "pipeline_parallel_size": "pp_size",
-    "ep": "ep_size",
-    "expert_parallel_size": "ep_size",
-    "nccl_init_addr": "dist_init_addr",
-    "speculative_draft_model": "speculative_draft_model_path",
-}
+ALIASES: dict[str, str] = TABLES["aliases"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +57,6 @@ class ModelSettings:
         "auto",
         "format of the weight files; mistral is consolidated.safetensors with params.json, dummy makes random weights",
         choices=LOAD_FORMATS,
-        instead=LOAD_INSTEAD,
     )
     dtype: str = setting("auto", "number format of weights and activations", choices=DTYPES)
     quantization: str = setting(
@@ -104,9 +64,6 @@ class ModelSettings:
         "auto may keep quantised weights quantised, none dequantises everything; fp8 quantises them on a GPU, int8 on "
         "a CPU, int4 on either",
         choices=("auto", "none", "fp8", "int8", "int4"),
-        instead=dict.fromkeys(
-            CHECKPOINT_SCHEMES, "The scheme of a quantised checkpoint is read from it; leave --quantization out."
-        ),
     )
     context_length: int | None = setting(None, "most tokens of prompt + output; the model's own when left out", low=1)
     is_embedding: bool = setting(
@@ -132,7 +89,7 @@ class ModelSettings:
         "model", "source of sampling defaults: generation_config.json or OpenAI's", choices=("model", "openai")
     )
     random_seed: int | None = setting(None, "seed for requests without one; random when left out", low=0)
-    device: str = setting("auto", "the model's device", choices=("auto", "cpu", "cuda"), instead={"gpu": "Use cuda."})
+    device: str = setting("auto", "the model's device", choices=("auto", "cpu", "cuda"))
     attention_backend: str = setting("auto", "implementation of attention: torch, native on CPUs, triton on GPUs")
     prefill_attention_backend: str | None = setting(None, "--attention-backend for prompts, if different")
     decode_attention_backend: str | None = setting(None, "--attention-backend for decodes, if different")

@@ -1,7 +1,5 @@
 """Memory that Mooncake's transfer engine reads: by RDMA where there are such cards, else over TCP."""
 
-from __future__ import annotations
-
 import socket
 import time
 

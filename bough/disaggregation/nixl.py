@@ -1,7 +1,5 @@
 """Memory that NIXL reads: over UCX, which takes RDMA, shared memory or TCP, whatever there is."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

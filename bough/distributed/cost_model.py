@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bough.core.errors import SettingsError
+from bough.core.files import table_beside
 
 MEMORY_SHARE, CACHE_SHARE = 0.89, 0.72  # of the bandwidth: reached by products, and by attention that reads the cache
 PRODUCT_SHARE, ATTENTION_SHARE = 0.77, 0.6  # of the FLOP/s
@@ -35,15 +36,7 @@ class Gpu(NamedTuple):
     network: float  # GB/s out of it
 
 
-GPUS = {
-    "A100": Gpu(80, 2.04, 312, 312, 300, 25),
-    "B200": Gpu(180, 8.0, 2250, 4500, 900, 50),
-    "H100": Gpu(80, 3.35, 989, 1979, 450, 50),
-    "H200": Gpu(141, 4.8, 989, 1979, 450, 50),
-    "L40S": Gpu(48, 0.864, 362, 733, 32, 25),
-    "MI300X": Gpu(192, 5.3, 1307, 2615, 448, 50),
-    "MI325X": Gpu(256, 6.0, 1307, 2615, 448, 50),
-}
+GPUS = {name: Gpu(**figures) for name, figures in table_beside(__file__, "gpus.toml").items()}
 
 
 @dataclass(frozen=True, slots=True)

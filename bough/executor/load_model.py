@@ -20,7 +20,7 @@ from bough.executor.machine import free_memory_bytes
 from bough.kernels.ops import PackedOps
 from bough.kernels.quant_linear.packed import FOR_FLOATS, Format
 from bough.layers.adapters import AdapterSlots
-from bough.layers.spread import SpreadExperts, SpreadOptions
+from bough.layers.placement import SpreadExperts, SpreadOptions
 from bough.loader import load
 from bough.loader.config import read_config
 from bough.loader.encoders import load_encoder

@@ -1,4 +1,4 @@
-"""Sampling on the native kernels. What requests do to the logits of their rows is torch's part (`sampling.adjust`).
+"""Sampling on the native kernels. What requests do to the logits of their rows is torch's part (`sampler.adjust`).
 
 The state of the rows stays in `SamplingState`, so that a row may be in either kind of company from step to step: the
 kernels read its columns where they are, and count on. Random numbers are those of (seed, output position), as
@@ -13,8 +13,8 @@ from bough.core.plan import IntArray
 from bough.executor.verification import Drawn, draw_by_torch
 from bough.kernels.quant_linear.packed import aligned_bytes
 from bough.native.tape import MAX_VOCABULARY, Sampling, ThreadPool
-from bough.sampling.adjust import adjust
 from bough.sampling.masks import BatchMasks, maskable
+from bough.sampling.sampler import adjust
 from bough.sampling.state import SamplingState
 
 COLUMNS = ("random", "temperature", "top_k", "top_p", "min_p", "seed", "generated")  # tensors that never move

@@ -12,11 +12,12 @@ import torch
 
 from bough.core.errors import BoughError, EngineDeadError, ModelError, RequestError, ResourceError
 from bough.core.model_config import ModelConfig
-from bough.core.settings import LOAD_FORMATS, LOAD_INSTEAD, Settings
+from bough.core.setting_checks import INSTEAD
+from bough.core.settings import LOAD_FORMATS, Settings
 from bough.executor.live_weights import LiveWeights
 from bough.executor.load_model import LoadedWeights, cache_scales, initial_format, resolve_config
 from bough.executor.machine import free_memory_bytes
-from bough.layers.spread import ExpertRecord
+from bough.layers.placement import ExpertRecord
 from bough.layers.weights import WeightSlot
 from bough.loader.load import check_share, check_weights, load_weights, open_source, packed_cache, packed_size
 from bough.loader.locate import ModelFiles, locate
@@ -75,8 +76,8 @@ class WeightStore:
         if load_format is None:  # who gives a path does not mean random weights
             load_format = "auto" if self._load_format == "dummy" else self._load_format
         if load_format not in LOAD_FORMATS:
-            known = ", ".join(LOAD_FORMATS)
-            text = f"load_format must be one of {known}, got {load_format!r}. {LOAD_INSTEAD.get(load_format, '')}"
+            known, hint = ", ".join(LOAD_FORMATS), INSTEAD["load_format"].get(load_format, "")
+            text = f"load_format must be one of {known}, got {load_format!r}. {hint}"
             raise RequestError(text.rstrip(), field="load_format")
         with _unreadable():
             files = locate(model_path, progress=False, load_format=load_format)

@@ -15,10 +15,9 @@ import msgspec
 
 from bough.core.custom_code import check_server_code
 from bough.core.errors import SettingsError
-from bough.core.files import user_path
+from bough.core.files import read_yaml, user_path
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
 from bough.core.setting_checks import check_value
-from bough.core.yaml_file import read_yaml
 from bough.gateway.clients import ClientKey, Clients
 from bough.gateway.core import Gateway
 from bough.gateway.policies import build_policy

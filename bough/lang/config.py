@@ -6,7 +6,7 @@ from typing import Any
 
 from bough.core.errors import SettingsError
 from bough.lang.backends.base import Backend
-from bough.lang.backends.in_process import EngineBackend
+from bough.lang.backends.endpoint import EngineBackend
 
 
 @dataclass(slots=True)

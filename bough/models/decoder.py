@@ -8,8 +8,7 @@ import torch
 from bough.attention.context import AdaptedRows, ForwardContext
 from bough.core.model_config import ModelConfig
 from bough.layers.blocks import Block
-from bough.layers.embedding import Embedding, Head, LabelHead, PlaceTable
-from bough.layers.layer_inputs import LayerEnd, LayerInputs
+from bough.layers.embedding import Embedding, Head, LabelHead, LayerEnd, LayerInputs, PlaceTable
 from bough.layers.norm import NO_NORM, NormLayer, make_norm
 from bough.layers.placement import Placement
 from bough.layers.weights import WeightSlot, slots_of

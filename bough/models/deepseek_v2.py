@@ -13,7 +13,7 @@ from bough.models.family import Metadata, ModelFamily, layers_of_type, read_moe
 from bough.models.fields import Fields
 from bough.models.mistral import block_sparse_names
 from bough.models.names import GGUF_MODULES, GgufNames, Names, Piece, interleaved_rows
-from bough.models.qwen3_next import KINDS
+from bough.models.qwen import KINDS
 from bough.models.rope_config import score_factor
 
 GGUF_SIGMOID = 2  # llama.cpp's number for the scores

@@ -9,6 +9,8 @@ Llama 4: most layers attend within chunks of the sequence, the others to all of 
 of each token, which is given the token times its score, beside one that all pass.
 
 Multimodal checkpoints hold the same text model, one level deeper; here it answers to text alone.
+
+GPT-OSS: experts with biases and a clamped gate, attention with sinks; every other layer slides.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.models.family import MIXTRAL_SIZES, Metadata, ModelFamily, read_moe, window_fields
 from bough.models.fields import Fields
-from bough.models.names import Names, Piece, fused_experts, nested, projections_apart
+from bough.models.names import Names, Piece, Rows, fused_experts, nested, planes, projections_apart
 
 
 class Llama(ModelFamily):
@@ -141,3 +143,33 @@ def _experts(config: Fields, dense: tuple[bool, ...]) -> MoEConfig:
         shared_size=config.integer("intermediate_size"),
         dense_layers=dense if any(dense) else (),
     )
+
+
+class GptOss(ModelFamily):
+    def fields(self, config: Fields) -> dict[str, Any]:
+        gate = (config.number("swiglu_alpha"), config.number("swiglu_limit"))
+        moe = read_moe(config, **MIXTRAL_SIZES, biases=True, clamped_gate=gate)
+        return {"moe": moe, "attention_sinks": True, **window_fields(config, lambda layer: layer % 2 == 0)}
+
+    def names(self, config: ModelConfig) -> Names:
+        """Gates and ups take turns; matrices are stored by their inputs."""
+        assert config.moe is not None
+        experts, width = config.moe.experts, 2 * config.moe.intermediate_size
+
+        def both(part: str, rows: Rows | None = None) -> tuple[list[Piece], list[Piece]]:
+            return planes(f"{part}.weight", experts, rows, transposed=True), planes(f"{part}.bias", experts, rows)
+
+        gates, gate_biases = both("gate_proj", tuple(range(0, width, 2)))
+        ups, up_biases = both("up_proj", tuple(range(1, width, 2)))
+        downs, down_biases = both("down_proj")
+        return {
+            "model.layers.*.mlp.router": "model.layers.*.mlp.gate",
+            "model.layers.*.mlp.experts.gate_up_proj": gates + ups,
+            "model.layers.*.mlp.experts.gate_up_proj_bias": gate_biases + up_biases,
+            "model.layers.*.mlp.experts.down_proj": downs,
+            "model.layers.*.mlp.experts.down_proj_bias": down_biases,
+        }
+
+    def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
+        inner = given.get("moe_intermediate_size", given["intermediate_size"])
+        return {"intermediate_size": inner, "rope_scaling": {**(given["rope_scaling"] or {}), "truncate": False}}

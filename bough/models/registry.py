@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from bough.distributed.topology import Topology
     from bough.kernels.ops import PackedOps
     from bough.layers.adapters import AdapterSlots, Makers
-    from bough.layers.placement import TableMaker
+    from bough.layers.placement import SpreadExperts, TableMaker
     from bough.layers.schemes.stored import FormOf
-    from bough.layers.spread import SpreadExperts
     from bough.models.base import CausalLM
 
 WRITERS = writers()
@@ -157,11 +156,10 @@ def build_model(
     from bough.distributed.group import ALONE
     from bough.kernels.quant_linear.packed import of_tables
     from bough.kernels.registry import ops_for
-    from bough.layers.placement import Placement
+    from bough.layers.placement import Placement, SpreadExperts
     from bough.layers.schemes.packed import PackedExperts, PackedLinear, PackedTable
     from bough.layers.schemes.plain import PlainTable, ShardedTable
     from bough.layers.schemes.stored import StoredScheme, makers_for
-    from bough.layers.spread import SpreadExperts
 
     ranks = group or ALONE
     if packed_ops is not None:

@@ -23,6 +23,7 @@ import msgspec
 from starlette.requests import Request
 
 from bough.core.errors import RequestError, nearest
+from bough.core.files import table_beside
 from bough.core.sampling_params import INT32_MAX, MAX_STOPS, NAME_SHOWN, require_few
 from bough.core.server_settings import ServerSettings
 from bough.server.errors import HttpError, client_name
@@ -30,6 +31,7 @@ from bough.server.held_bodies import HELD_KEY, HeldBody
 
 log = logging.getLogger(__name__)
 
+IDLE_FIELDS: dict[str, dict[str, str]] = table_beside(__file__, "idle_fields.toml")
 MAX_DIAGNOSED_BYTES = 1 << 20  # bytes; a longer body would block the event loop too long
 
 
@@ -112,10 +114,11 @@ def unsupported(*harmless: Any) -> msgspec.Meta:
 UNSUPPORTED = unsupported()
 
 
-def fields_without_effect(name: str, idle: Iterable[str], refused: Iterable[str] = ()) -> type[msgspec.Struct]:
+def fields_without_effect(name: str) -> type[msgspec.Struct]:
     """A base of fields that change nothing, and of those whose feature this engine does not have."""
-    fields = [(field, typing.Annotated[Any, UNSUPPORTED], None) for field in refused]
-    return msgspec.defstruct(name, [*fields, *((field, Any, None) for field in idle)], kw_only=True)
+    said = IDLE_FIELDS[name]
+    fields = [(field, typing.Annotated[Any, UNSUPPORTED], None) for field in said["refused"].split()]
+    return msgspec.defstruct(name, [*fields, *((field, Any, None) for field in said["idle"].split())], kw_only=True)
 
 
 def between(low: float, high: float) -> msgspec.Meta:

@@ -8,7 +8,7 @@ import numpy as np
 import zmq
 
 from bough.core.errors import SettingsError
-from bough.core.yaml_file import read_yaml
+from bough.core.files import read_yaml
 from bough.storage.files import Files
 from bough.storage.lmcache import LMCache
 from bough.storage.memory import Memory

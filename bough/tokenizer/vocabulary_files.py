@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from bough.core.errors import ModelError
+from bough.core.files import table_beside
 from bough.tokenizer import gguf_tokenizer
 from bough.tokenizer.gguf_tokenizer import CONTROL, NORMAL, SplitRule
 from bough.tokenizer.incremental import BYTE_OF_CHAR
@@ -27,12 +28,7 @@ UNKNOWN = 2
 MOST_TOKENS = 1 << 22
 UNIGRAM, BPE = 1, 2
 CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
-# What a tekken.json that lists no special tokens means (versions up to v7), by id.
-TEKKEN_SPECIAL = (
-    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
-    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
-)  # fmt: skip
+TEKKEN_SPECIAL: list[str] = table_beside(__file__, "split_rules.toml")["tekken_special"]
 
 
 def read_model(file: Path, config: Config, rule: SplitRule) -> Read:

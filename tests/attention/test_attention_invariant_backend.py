@@ -12,7 +12,7 @@ from bough.attention.invariant_backend import InvariantAttention
 from bough.core.model_config import ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
 from bough.kernels.invariant_attention.triton import config_for
-from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.triton_ops import INVARIANT
 from bough.models.llama import Llama
 from tests.fakes.forward import CPU, Forward, load_model
 from tests.fakes.placements import placed

@@ -20,11 +20,11 @@ from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, Rope
 from bough.distributed.topology import Topology
 from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
-from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.latent_attention import triton as expanded
 from bough.kernels.lora.triton import lora_
 from bough.kernels.ops import REFERENCE, Ops
 from bough.kernels.prefill_attention import triton as prefill
+from bough.kernels.triton_ops import INVARIANT
 from bough.layers.adapters import AdapterSlots
 from bough.models.llama import Llama
 from tests.fakes.forward import CPU, Forward, Step, load_model

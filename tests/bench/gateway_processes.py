@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from bough.bench.http_client import HttpClient, HttpFailure
+from bough.bench.backends import HttpClient, HttpFailure
 from bough.core.child_environment import child_environment
 from bough.core.errors import EngineDeadError
 from bough.gateway.upstream_response import EventReader

@@ -16,7 +16,7 @@ from bough.bench.offline import as_text
 from bough.core.setting_checks import require_counts
 from bough.lang import loop
 from bough.lang.backends.base import Backend, GenOutput, GenRequest, Usage
-from bough.lang.backends.in_process import EngineBackend
+from bough.lang.backends.endpoint import EngineBackend
 from bough.lang.chat import FORMATS, ChatFormat
 from bough.lang.choices import Scores
 

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 import uvloop
 
+from bough.bench.backends import HttpClient, HttpFailure, ServerError, reaching
 from bough.bench.driver import OnProgress, run_parts
-from bough.bench.http_client import HttpClient, HttpFailure, ServerError, reaching
 from bough.core.setting_checks import require_above_zero, require_counts
 from bough.gateway.upstream_response import EventReader
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.bench.backends import Record, RequestTemplate, read_native, read_openai
-from bough.bench.http_client import HttpClient, HttpFailure
+from bough.bench.backends import HttpClient, HttpFailure, Record, RequestTemplate, read_native, read_openai
 from bough.gateway.upstream_response import EventReader
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from bough.core.errors import RequestError, SettingsError
-from bough.core.files import home, user_path
-from bough.core.yaml_file import read_yaml
+from bough.core.files import home, read_yaml, user_path
 from bough.loader.kv_scales import file_scales
 from bough.memory.tree.event_key import read_key
 from bough.multimodal.sources import _read_file

@@ -43,11 +43,10 @@ from bough.executor.torch_executor import TorchExecutor
 from bough.executor.weights import WeightStore
 from bough.kernels.decode_attention import shared
 from bough.kernels.decode_attention.work import DecodeWork
-from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.ops import REFERENCE
 from bough.kernels.prefill_attention.triton import PrefillConfig
 from bough.kernels.projected_decode import triton as projected
-from bough.kernels.triton_ops import TRITON
+from bough.kernels.triton_ops import INVARIANT, TRITON
 from bough.loader.locate import locate
 from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool

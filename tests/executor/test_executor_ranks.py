@@ -39,7 +39,7 @@ from bough.executor.build import build_executor
 from bough.executor.control import ModelControl
 from bough.executor.load_model import LoadedModel, check_experts, check_split, resolve_config
 from bough.executor.ranks import LeadingExecutor, Reporter, Results, follow
-from bough.layers.spread import ExpertRecord, SpreadExperts, SpreadOptions
+from bough.layers.placement import ExpertRecord, SpreadExperts, SpreadOptions
 from bough.loader.locate import locate
 from bough.messages.channels import Addresses
 from bough.messages.ranks import LaunchPlan, Leave, RunCommand, ToRank, UseIdleTime, pack_array, unpack_array

@@ -6,7 +6,7 @@ from typing import Any
 
 import bough as sgl
 from bough.lang.backends.base import GenOutput, GenRequest
-from bough.lang.backends.in_process import EngineBackend
+from bough.lang.backends.endpoint import EngineBackend
 from bough.lang.choices import Scores
 
 

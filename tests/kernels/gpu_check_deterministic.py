@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from gpu_timing import compile_all, distance
 
-from bough.kernels import invariant_ops
+from bough.kernels import triton_ops
 from bough.kernels.invariant_attention.triton import (
     DecodeItems,
     InvariantConfig,
@@ -225,17 +225,17 @@ def check_rest(model: Model) -> None:
         turned, places = qkv[:m].clone(), torch.arange(m, device=DEVICE)
         caches = torch.zeros(2, m, model.kv_heads, model.head_dim, dtype=DTYPE, device=DEVICE)
         shape = (model.heads, model.kv_heads, QKNormRope(weight, weight, 1e-6, False, *angles))
-        invariant_ops.norm_rope_store_(turned, *shape, places, places, *caches)
+        triton_ops.invariant_store_(turned, *shape, places, places, *caches)
         return turned
 
     def norm(m: int) -> torch.Tensor:
-        return torch.cat(invariant_ops.rms_norm(x[:m], norm_weight, 1e-6, residual[:m].clone()))
+        return torch.cat(triton_ops.invariant_norm(x[:m], norm_weight, 1e-6, residual[:m].clone()))
 
     operations: dict[str, tuple[int, Callable[[int], torch.Tensor]]] = {
         "norm": (MANY, lambda m: norm(m).view(2, m, -1).transpose(0, 1)),
         "head norms": (MANY, heads),
-        "silu": (MANY, lambda m: invariant_ops.gated_mul(gate_up[:m], "silu")),
-        "gelu": (MANY, lambda m: invariant_ops.gated_mul(gate_up[:m], "gelu_tanh")),
+        "silu": (MANY, lambda m: triton_ops.invariant_gate(gate_up[:m], "silu")),
+        "gelu": (MANY, lambda m: triton_ops.invariant_gate(gate_up[:m], "gelu_tanh")),
         "normaliser": (1000, lambda m: log_normaliser(logits[:m])[1]),
     }
     for name, (most, operation) in operations.items():

@@ -19,7 +19,6 @@ from bough.kernels.activation.reference import gated_mul
 from bough.kernels.experts import fp4, reference
 from bough.kernels.experts import triton as fast
 from bough.kernels.experts.triton import Cut, Tiling, config_for
-from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.lora.reference import AdapterStack, PairAdapters, tiles_of
 from bough.kernels.ops import REFERENCE, ExpertMatrices, Experts, Norm, NormedSum, Ops, Router
 from bough.kernels.quantize_rows import reference as quantizing
@@ -27,9 +26,9 @@ from bough.kernels.quantize_rows.reference import QuantizedRows
 from bough.kernels.rms_norm.reference import rms_norm
 from bough.kernels.routing import reference as plain_routing
 from bough.kernels.routing.triton import Routed, counters, most_tiles, norm_route, put_in_order, route
-from bough.kernels.triton_ops import TRITON
+from bough.kernels.triton_ops import INVARIANT, TRITON
 from bough.kernels.w4_linear.reference import IntegerRows, W4Rows, pack, quantize
-from bough.layers.spread import LayerExperts, SpreadOptions
+from bough.layers.placement import LayerExperts, SpreadOptions
 from tests.kernels.closeness import assert_near
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")

@@ -20,9 +20,8 @@ from bough.core.parallel_settings import ParallelSettings
 from bough.core.settings import Settings
 from bough.launch import nodes
 from bough.launch.engine_processes import EngineProcesses
-from bough.launch.head import Head
+from bough.launch.head import Head, RayNodes
 from bough.launch.nodes import NodeLink, check_nodes, facts_of
-from bough.launch.ray_nodes import RayNodes
 from bough.launch.spec import of_groups, replica_specs
 from bough.launch.supervisor import Supervisor
 from bough.loader.locate import ModelFiles, fingerprint

@@ -15,9 +15,8 @@ from bough.kernels.quantize_rows.reference import quantize_rows
 from bough.kernels.registry import fp8_ops_for, w4_ops_for
 from bough.layers.linear import RowLinear
 from bough.layers.schemes.base import Part
-from bough.layers.schemes.fp8 import Fp8Scheme, Fp8Weight
 from bough.layers.schemes.plain import PlainExperts, PlainWeight
-from bough.layers.schemes.stored import Int8Head, StoredScheme, W4Scheme, makers_for
+from bough.layers.schemes.stored import Fp8Scheme, Fp8Weight, Int8Head, StoredScheme, W4Scheme, makers_for
 from bough.layers.weights import Form
 from bough.loader.load import load_weights
 from bough.loader.locate import ModelFiles
@@ -171,7 +170,7 @@ def test_kernels_of_gpus_multiply_the_columns_of_ranks(
 ) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr("bough.layers.schemes.stored.w4_ops_for", lambda device: w4_ops_for(gpu))
-    monkeypatch.setattr("bough.layers.schemes.fp8.fp8_ops_for", lambda device: fp8_ops_for(gpu))
+    monkeypatch.setattr("bough.layers.schemes.stored.fp8_ops_for", lambda device: fp8_ops_for(gpu))
     torch.manual_seed(0)
     values = write_quantised(tmp_path, {}, {"o_proj.weight": torch.randn(48, 512)}, name)["o_proj.weight"]
     quantization = quantization_of(ModelFiles("tiny", tmp_path, config=tmp_path / "config.json"))

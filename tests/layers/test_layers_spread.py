@@ -6,7 +6,7 @@ import torch
 
 from bough.distributed.topology import Topology
 from bough.kernels.experts.reference import find_places
-from bough.layers.spread import LayerExperts, SpreadExperts, SpreadOptions
+from bough.layers.placement import LayerExperts, SpreadExperts, SpreadOptions
 from tests.fakes.ranks import ThreadGroup, on_ranks
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from bough.core.settings import Settings
 from bough.distributed.topology import Topology
 from bough.executor.load_model import resolve_config
-from bough.kernels.invariant_ops import INVARIANT
+from bough.kernels.triton_ops import INVARIANT
 from bough.loader.load import load_weights, open_source
 from bough.loader.locate import locate
 from bough.models.registry import build_model

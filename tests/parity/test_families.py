@@ -20,7 +20,7 @@ from bough.distributed.group import ALONE, RankGroup
 from bough.distributed.topology import Topology
 from bough.executor.load_model import check_split
 from bough.executor.native_tapes import why_not_recorded
-from bough.layers.spread import SpreadExperts, SpreadOptions
+from bough.layers.placement import SpreadExperts, SpreadOptions
 from bough.loader.config import read_config
 from bough.loader.load import check_biases, check_ends, load_weights, open_source
 from bough.loader.locate import locate

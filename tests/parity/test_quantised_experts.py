@@ -178,7 +178,7 @@ def test_kernels_of_gpus_give_the_same(
     theirs = write(tmp_path, family, name, only, moe_intermediate_size=inner)
     plain, _ = load(tmp_path, kept=True)
     monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: TRITON)
-    monkeypatch.setattr("bough.layers.schemes.fp8.fp8_ops_for", lambda device: fp8_ops_for(torch.device("cuda")))
+    monkeypatch.setattr("bough.layers.schemes.stored.fp8_ops_for", lambda device: fp8_ops_for(torch.device("cuda")))
     model, _ = load(tmp_path, kept=True)
     tokens = [*PROMPT, 101]
     with torch.inference_mode():

@@ -14,10 +14,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from bough.core.plan import LogprobSpec
-from bough.sampling.adjust import adjust_on_device
 from bough.sampling.custom_logit_processor import CustomLogitProcessor
 from bough.sampling.masks import BatchMasks
-from bough.sampling.sampler import Sampled, sample, sample_rows_on_device
+from bough.sampling.sampler import Sampled, adjust_on_device, sample, sample_rows_on_device
 from bough.sampling.state import SamplingState
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on whose scalars the interpreter computes

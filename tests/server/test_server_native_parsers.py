@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bough.server.native.text import text_routes
+from bough.server.native.generate import text_routes
 from tests.server.protocol_desk import Desk
 from tests.server.tool_desk import CALL, MALFORMED, NOW, ROME, TOOL, NotingReader, say
 

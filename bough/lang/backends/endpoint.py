@@ -1,9 +1,11 @@
-"""A server as a back end: Bough's, or any other that speaks SGLang's native API. Owns the connections."""
+"""An engine as a back end, which speaks SGLang's native API: that of a server, Bough's or any other, to which it owns
+the connections, or one in this process. Requests of one turn of the loop reach this one together, as one batch."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,8 @@ from bough.tokenizer.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     import httpx
+
+    from bough.launch.engine import Engine
 
 CONNECT_TIMEOUT_S = 10.0  # an answer may take as long as it takes; see `timeout_s` of `run`
 INTRODUCTION_S = 60.0  # for the first answer, before there is any program
@@ -136,3 +140,40 @@ def _format_of(info: dict[str, Any]) -> ChatFormat:
         return NoChat()
     own = ChatTemplate(template["sources"], template["variables"], template.get("placeholders"))
     return TemplateFormat(own, template["first_token"])
+
+
+class EngineBackend(NativeBackend):
+    """Talks to an `Engine`, which it does not keep alive."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine_ref = weakref.ref(engine)
+        tokenizer = engine.tokenizer
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            self.chat_format = TemplateFormat(tokenizer.chat_template, tokenizer.first_token_text)
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._engine_ref()
+        if engine is None:
+            raise EngineDeadError("The engine of this back end is gone.")
+        return engine
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        return await self._engine.async_generate(body.pop("text", None), **body)
+
+    async def stream(self, request: GenRequest) -> AsyncIterator[GenOutput]:
+        async for piece in await self.ask({**body_of(request), "stream": True}):
+            yield output_of(piece)
+
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("This engine has no tokenizer (--skip-tokenizer-init), so select() cannot score texts.")
+        return tokenizer.encode_batch(texts)
+
+    async def async_flush_cache(self) -> bool:
+        return await asyncio.to_thread(self._engine.flush_cache)
+
+    async def async_server_info(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self._engine.get_server_info)

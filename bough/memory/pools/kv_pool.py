@@ -14,8 +14,6 @@ prompt computed in one go attends with its keys as they were computed, one with 
 results may differ a little with what happens to be cached.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -3,9 +3,8 @@
 from bough.server.context import ServerContext
 from bough.server.endpoint import Endpoint
 from bough.server.native.control import control_routes
-from bough.server.native.generate import generate_routes
+from bough.server.native.generate import generate_routes, text_routes
 from bough.server.native.info import info_routes
-from bough.server.native.text import text_routes
 from bough.server.native.weights import weight_routes
 
 

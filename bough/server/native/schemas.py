@@ -40,25 +40,10 @@ def _sampling_schema() -> dict[str, Any]:
 Sampling = Annotated[dict[str, Any], Meta(extra_json_schema=_sampling_schema())]
 
 
-# Fields whose feature this engine does not have: accepted when they ask for nothing.
-NOT_HERE = (
-    "positional_embed_overrides", "multi_item_delimiter_indices", "use_audio_in_video", "images_config",
-    "video_config", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "lora_id", "background",
-    "return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_flat_raw_top_logprobs_b64",
-    "return_indexer_topk", "return_sampling_mask", "custom_labels", "bootstrap_pair_key", "decode_tp_size",
-)  # fmt: skip
-# Fields that cannot change an answer here: hints for a router or a cache, notes for a log, details of media and of
-# features that other fields ask for. There is one model; every event has the counts; the header `traceparent` does what
-# `external_trace_header` would.
-IDLE = (
-    "model", "stream_options", "conversation_id", "session_id", "routing_key", "http_worker_ipc", "received_time",
-    "external_trace_header", "modalities", "max_dynamic_patch", "min_dynamic_patch", "image_max_dynamic_patch",
-    "video_max_dynamic_patch", "mm_hashes", "mm_content_hashes",
-)  # fmt: skip
 if TYPE_CHECKING:
     OtherFields = msgspec.Struct
 else:
-    OtherFields = fields_without_effect("OtherFields", IDLE, NOT_HERE)
+    OtherFields = fields_without_effect("OtherFields")
 
 
 Media = str | dict[str, Any] | list[Any]  # a URL, data URL, base64 or file; a list of them; a list for each prompt

@@ -15,15 +15,10 @@ from bough.server import bodies
 from bough.server.messages import Content, Message, as_content, decode_base64, media_part, read_messages
 from bough.server.parsing import unknown_thinking
 
-# Options of Mirostat, which is refused itself, and of how Ollama loads models.
-IDLE = (
-    "mirostat_tau", "mirostat_eta", "penalize_newline", "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu",
-    "num_thread", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only",
-)  # fmt: skip
 if TYPE_CHECKING:
     IdleOptions = msgspec.Struct
 else:
-    IdleOptions = bodies.fields_without_effect("IdleOptions", IDLE)
+    IdleOptions = bodies.fields_without_effect("IdleOptions")
 
 
 class Options(IdleOptions, kw_only=True):

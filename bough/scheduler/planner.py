@@ -160,7 +160,7 @@ class Planner:
         self._prefill_budget.observe(step.prompt_tokens, result.device_span, loads=step.loads)
         plan, n = step.plan, step.decodes
         rows, alone = plan.rows[:n].astype(np.intp), not step.chunks
-        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone, plain=plan.undrafted)
+        self.drafting.after_step(rows, step.serials[:n], plan, result, alone=alone)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 

@@ -128,7 +128,9 @@ def _of_gateway() -> list[str]:
 def gateway_routes() -> list[tuple[str, str, str]]:
     """The gateway's own: method, path and key."""
     # Parts of patterns, as a page writes them.
-    named = {"([^/]+)/([^/]+)": "{id}/{since}", "([^/]+)": "{id}", "(.+)": "{model}", "((?:/[^/]*)?)": ""}
+    one = "([^/]+)"
+    named = {f"{one}/{one}/{one}": "{id}/{since}/{rid}", f"{one}/{one}": "{id}/{since}", f"text/{one}": "text/{node}"}
+    named |= {one: "{id}", "(.+)": "{model}", "((?:/[^/]*)?)": ""}
     routes = []
     for pattern, methods in Management(Gateway(GatewaySettings()))._routes:
         path = pattern.pattern

@@ -6,14 +6,17 @@ run once for each layer. It owns what it derives from the batch; the cache belon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 
 from bough.attention.batch import AttentionBatch
 from bough.core.errors import ModelError
 from bough.core.model_config import LatentConfig
+from bough.kernels.lora.reference import AdapterRows, AdapterStack, GroupedRows, Tokens
 from bough.kernels.norm_rope_store.reference import QKNormRope
 from bough.memory.pools.kv_pool import KVPool
 
@@ -58,6 +61,23 @@ class AttentionSpec:
         return self.softcap is not None or self.sinks is not None
 
 
+class LatentAdapters(NamedTuple):
+    """What adapters add to one layer's latent attention. In the expanded form it is added to keys and values, which
+    are products of latents; in the absorbed form head by head to the queries, and to what is made of the results."""
+
+    add_: Callable[[torch.Tensor, torch.Tensor, Any, GroupedRows], None]
+    rows: AdapterRows
+    made: Callable[[slice], AdapterStack]  # adds to keys and values of these heads, of latents
+    keys: Any  # adds to queries that attend to latents, of the model's queries
+    values: Any  # adds to results, of sums of latents
+
+    def change(self, product: torch.Tensor, x: torch.Tensor, stack: Any, tokens: Tokens) -> torch.Tensor:
+        """The product [tokens, heads, outputs], with what is added of x [tokens, heads, inputs]."""
+        flat = product.flatten(1)
+        self.add_(flat, x.flatten(1), stack, self.rows.at(tokens))
+        return flat.view(product.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
     """What is constant about one layer's latent attention on this rank.
@@ -73,6 +93,7 @@ class LatentSpec:
     weight: torch.Tensor  # [heads, nope_dim + value_dim, rank]: of each head the keys' rows, then the values'
     group: int = 0
     ends_only: bool = False  # as in `AttentionSpec`
+    adapted: LatentAdapters | None = None  # what adapters add in this step; None: nothing
 
     @property
     def heads(self) -> int:
@@ -93,6 +114,23 @@ class LatentSpec:
 
     def _as_plain(self, heads: int, kv_heads: int, head_dim: int) -> AttentionSpec:
         return AttentionSpec(self.layer, self.scale, None, None, heads, kv_heads, head_dim, self.group, self.ends_only)
+
+    def with_keys(self, absorbed: torch.Tensor, q: torch.Tensor, tokens: Tokens = slice(None)) -> torch.Tensor:
+        """Queries that attend to latents, with what the adapters of these tokens add to the keys' matrices."""
+        return absorbed if self.adapted is None else self.adapted.change(absorbed, q, self.adapted.keys, tokens)
+
+    def with_values(self, out: torch.Tensor, attended: torch.Tensor, tokens: Tokens = slice(None)) -> torch.Tensor:
+        """Results of such queries, with what the adapters of these tokens add to the values' matrices."""
+        return out if self.adapted is None else self.adapted.change(out, attended, self.adapted.values, tokens)
+
+    def expand(self, latents: torch.Tensor, heads: slice, tokens: Tokens) -> torch.Tensor:
+        """Keys and values that these heads have of latents [keys, rank + rope_dim]; each has the adapter of one of the
+        step's `tokens`. [keys, heads, nope_dim + value_dim]"""
+        weight, latents = self.weight[heads], latents[:, : self.latent.rank]
+        made = F.linear(latents, weight.flatten(0, 1))
+        if self.adapted is not None:
+            self.adapted.add_(made, latents, self.adapted.made(heads), self.adapted.rows.at(tokens))
+        return made.view(len(latents), *weight.shape[:2])
 
     def worth_expanding(self, queries: int) -> bool:
         """Whether a row of so many queries is computed faster in the expanded form: expanding takes as long for one

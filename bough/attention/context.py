@@ -2,40 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.kernels.lora.reference import GroupedRows, group_rows
+from bough.kernels.lora.reference import AdapterRows, GroupedRows
 from bough.kernels.norm_rope_store.reference import QKNormRope, angles_of
 from bough.memory.pools.kv_pool import KVPool
 
 Heard = tuple[torch.Tensor, ...]  # of each layer [2, heads, positions, head_dim]: keys and values of a recording
 
 AdaptedRows = Callable[[], GroupedRows]  # of hidden states; only heads that adapters change call it
-
-
-class AdapterRows:
-    """Which tokens each adapter changes. After the last attention only `logits_indices` are left, so they are grouped
-    among those, too."""
-
-    def __init__(self, slots: torch.Tensor, ends: torch.Tensor, most: int) -> None:
-        """The slots of all tokens and of those [rows] int32, of `most` that there are."""
-        self._slots, self._ends, self._most = slots, ends, most
-
-    @cached_property
-    def tokens(self) -> GroupedRows:
-        return group_rows(self._slots, self._most)
-
-    @cached_property
-    def ends(self) -> GroupedRows:
-        return group_rows(self._ends, self._most)
-
-    def among(self, count: int, ends: torch.Tensor | None) -> GroupedRows:
-        """Of so many rows, which are all tokens or those at `ends`. Where these are as many, they are the same."""
-        return self.tokens if ends is None or len(ends) != count else self.ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from bough.attention.base import IndexQueries, LatentSpec
 from bough.attention.batch import AttentionBatch, ChunkPlaces
@@ -23,6 +22,7 @@ from bough.attention.reading import ToDevice
 from bough.core.model_config import LatentConfig
 from bough.kernels.invariant_attention.triton import ITEM_FIELDS, InvariantConfig, Partials, invariant_attention
 from bough.kernels.latent_attention.triton import expanded_attention
+from bough.kernels.lora.reference import Tokens
 from bough.kernels.prefill_attention.triton import PrefillConfig, ends_of, query_blocks
 from bough.kernels.sparse_index.triton import MAX_SCORES, choose_slots
 from bough.memory.pools.kv_pool import KVPool, read_slots
@@ -45,6 +45,7 @@ class Part:
 
     config: PrefillConfig
     slots: torch.Tensor | None  # [keys] of their latents; None: they read the step's own from `first` on
+    owners: Tokens  # of the step, by whose adapters the keys and values of those are changed
     first: int
     key_starts: torch.Tensor  # [batch] int32, where each row's keys begin among those
     blocks: torch.Tensor  # [blocks, 2] int32, of `query_blocks`
@@ -115,10 +116,9 @@ class LatentPrompts:
             if part.slots is not None:
                 read = read_slots(pool.keys[layer.layer], part.slots, pool.key_scales[layer.layer], q.dtype)[:, 0]
             for heads in layer.head_parts(len(read), MAX_EXPANDED):
-                weight = layer.weight[heads]
                 expanded_attention(
                     q[:, heads],
-                    F.linear(read[:, :rank], weight.flatten(0, 1)).view(len(read), *weight.shape[:2]),
+                    layer.expand(read, heads, part.owners),
                     read[:, rank:],
                     chunks.query_starts,
                     part.key_starts,
@@ -150,15 +150,17 @@ class LatentPrompts:
         size = config.block_m
         blocks = query_blocks(batch.query_lens[begin:end], size, batch.context_lens[begin:end])
         blocks += np.array([begin, 0], dtype=np.int32)
-        slots = None
+        slots, first = None, int(batch.query_starts[begin])
+        owners: Tokens = slice(first, None)
         if table is not None:
             held = lengths[begin:end]
             position = np.arange(int(held.sum()), dtype=np.int64) - np.repeat(starts[begin:end], held)
-            places = self._to_device(np.stack((np.repeat(np.arange(begin, end), held), position)))
+            own = np.repeat(np.arange(begin, end), held)
+            places = self._to_device(np.stack((own, position, batch.query_starts[own])))
             page = table[batch.rows[places[0]].long(), places[1] // batch.page_size].long()
-            slots = page * batch.page_size + places[1] % batch.page_size
+            slots, owners = page * batch.page_size + places[1] % batch.page_size, places[2]
         arrays = (starts, blocks, ends_of(blocks, batch.query_lens, size))
-        return Part(config, slots, int(batch.query_starts[begin]), *map(self._to_device, arrays))
+        return Part(config, slots, owners, first, *map(self._to_device, arrays))
 
 
 def _items_of(blocks: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,9 @@ class SplitAttention(AttentionBackend):
         self, q: torch.Tensor, latents: torch.Tensor, layer: LatentSpec, pool: KVPool, index: IndexQueries | None = None
     ) -> torch.Tensor:
         def run(backend: AttentionBackend, part: slice) -> torch.Tensor:
-            return backend.run_latent(q[part], latents[part], layer, pool, index and index.cut(part))
+            adapted = layer.adapted and layer.adapted._replace(rows=layer.adapted.rows.cut(part))
+            own = replace(layer, adapted=adapted)
+            return backend.run_latent(q[part], latents[part], own, pool, index and index.cut(part))
 
         return self._run(len(q), run)
 

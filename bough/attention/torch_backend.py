@@ -116,21 +116,25 @@ class TorchAttention(AttentionBackend):
             if chosen is not None:
                 seen = hide_others(chosen, group.keys, pool.dtype)
                 group = replace(group, mask=seen[:, None, None])
-            queries = absorb(q[group.tokens], layer.weight, layer.latent.nope_dim).to(pool.dtype)
-            attended = self._decode(queries, group, layer.absorbed, keys, values)
-            out[group.tokens] = lift(attended.to(q.dtype), layer.weight, layer.latent.nope_dim)
+            queries = absorb(asking := q[group.tokens], layer.weight, layer.latent.nope_dim)
+            queries = layer.with_keys(queries, asking, group.tokens).to(pool.dtype)
+            attended = self._decode(queries, group, layer.absorbed, keys, values).to(q.dtype)
+            found = lift(attended, layer.weight, layer.latent.nope_dim)
+            out[group.tokens] = layer.with_values(found, attended, group.tokens)
         for row, chosen in zip(reads.prefills, choices, strict=False):
             own, k, v = slice(row.first_token, row.last_token), *self._gather(row.index, keys, values)
             if not layer.worth_expanding(row.last_token - row.first_token):
-                queries = absorb(q[own], layer.weight, layer.latent.nope_dim).to(pool.dtype)
+                queries = absorb(q[own], layer.weight, layer.latent.nope_dim)
+                queries = layer.with_keys(queries, q[own], own).to(pool.dtype)
                 attended = queries.new_empty((*queries.shape[:2], layer.latent.rank))
                 moved = replace(row, first_token=0, last_token=len(queries))
                 self._prefill(queries, attended, moved, layer.absorbed, k, v, chosen)
-                out[own] = lift(attended.to(q.dtype), layer.weight, layer.latent.nope_dim)
+                attended = attended.to(q.dtype)
+                out[own] = layer.with_values(lift(attended, layer.weight, layer.latent.nope_dim), attended, own)
                 continue
-            read = k[:, 0].to(q.dtype)
+            read, owners = k[:, 0].to(q.dtype), torch.full((len(k),), row.first_token, device=k.device)
             for part in layer.head_parts(len(read), MAX_EXPANDED):
-                expanded = expand(read, layer.weight[part], layer.latent)
+                expanded = expand(read, layer.expand(read, part, owners), layer.latent)
                 plain = layer.expanded(part.stop - part.start)
                 self._prefill(q[:, part], out[:, part], row, plain, *expanded, chosen)
         return out

@@ -117,13 +117,13 @@ class TritonAttention(AttentionBackend):
         short = chunks if chunks is not None and self._prompts.absorbs(batch, layer) else None
         if n or short is not None:
             own = slice(n) if short is None else slice(None)
-            queries = absorb(q[own], layer.weight, nope_dim)
+            queries = layer.with_keys(absorb(q[own], layer.weight, nope_dim), q[own], own)
             attended = torch.empty((*queries.shape[:2], layer.latent.rank), dtype=q.dtype, device=q.device)
             if n:
                 self._decode(queries[:n], layer.absorbed, pool, batch, attended[:n], layer.top)
             if short is not None:
                 self._prompts.run_absorbed(queries, layer, pool, batch, short, attended)
-            lift(attended, layer.weight, nope_dim, out=out[own])
+            layer.with_values(lift(attended, layer.weight, nope_dim, out=out[own]), attended, own)
         if chunks is not None and short is None:
             self._prompts.run_expanded(q, latents, layer, pool, batch, chunks, out)
         return out
@@ -149,9 +149,10 @@ class TritonAttention(AttentionBackend):
             parts = self._whole
         for part, work in parts:
             queries, settings = absorb(q[part], layer.weight, nope_dim), plain.scores(pool)
+            queries = layer.with_keys(queries, q[part], part)
             given = (queries, *plain.caches(pool), lists.slots[part], lists.places, lists.lengths[part])
             attended = decode_attention(*given, work, page_size=1, **settings)
-            lift(attended, layer.weight, nope_dim, out=out[part])
+            layer.with_values(lift(attended, layer.weight, nope_dim, out=out[part]), attended, part)
 
     @property
     def _prompts(self) -> LatentPrompts:

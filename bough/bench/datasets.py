@@ -31,8 +31,7 @@ MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # what SGLang's and vLLM's to
 
 def make_dataset(options: argparse.Namespace, tokenizer: Tokenizer | None = None) -> list[Conversation]:
     """The conversations that the flags of `bough bench serving` ask for."""
-    draw = random.Random(options.seed)
-    conversations = DATASETS[options.dataset_name](options, draw, tokenizer)
+    conversations = DATASETS[options.dataset_name](options, random.Random(options.seed), tokenizer)
     if not conversations:
         raise SettingsError(f"The data set {options.dataset_name} gives no prompts; nothing in its file can be used.")
     return conversations
@@ -108,8 +107,7 @@ def _picture(options: argparse.Namespace, draw: random.Random) -> str:
     except ModuleNotFoundError:
         raise SettingsError("Pillow is missing, which writes pictures; pip install 'bough[multimodal]'.") from None
     height, width, file = int(size[1]), int(size[2]), io.BytesIO()
-    pixels = Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height))
-    pixels.save(file, options.image_format)
+    Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height)).save(file, options.image_format)
     return f"data:image/{options.image_format};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

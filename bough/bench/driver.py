@@ -86,8 +86,7 @@ async def _converse(
             return
         on_progress(1)
         if left:
-            following = conversation[-left]
-            history = backends.next_history(history, record.text, following.prompt)
+            history = backends.next_history(history, record.text, conversation[-left].prompt)
 
 
 async def ask(client: HttpClient, template: RequestTemplate, history: Prompt, turn: Turn, start: float) -> Record:

@@ -207,8 +207,7 @@ def _write(args: argparse.Namespace, result: dict[str, Any], records: Sequence[R
         except OSError as error:
             raise SettingsError(f"Cannot write the picture {args.plot}: {error.strerror}.") from None
     if args.html is not None:
-        page = html_report(result, shown_settings(args), png)
-        user_path(args.html).write_text(page, encoding="utf-8")
+        user_path(args.html).write_text(html_report(result, shown_settings(args), png), encoding="utf-8")
 
 
 def _details(records: Sequence[Record]) -> dict[str, list[Any]]:
@@ -231,5 +230,4 @@ def _tokenizer(path: str | None) -> Tokenizer | None:
     from bough.launch.parts import open_tokenizer
     from bough.loader.locate import locate
 
-    files = locate(path)
-    return open_tokenizer(files, ModelSettings())
+    return open_tokenizer(locate(path), ModelSettings())

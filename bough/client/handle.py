@@ -102,8 +102,9 @@ class EngineClient:
             prepared = await self.prepared(inputs)
         finally:
             del self._aborts[id(aborts)]
-        answers, updates = self._submit(prepared, stream=stream)
+        answers, updates = list[RequestOutput](), UpdateQueue()
         try:
+            self._submit(prepared, answers, updates, stream=stream)
             for answer in answers:  # the engine did not know it yet
                 if None in aborts or not answer.prompt.names.isdisjoint(aborts):
                     self._replicas.of(answer).port.send(Abort(answer.handle))
@@ -262,26 +263,27 @@ class EngineClient:
         ids, plain = found.input_ids, found.plain_ids
         return structs.replace(prompt, ids=ids, plain_ids=plain, sources=(), media=found.media, held=found.items)
 
-    def _submit(self, inputs: Inputs, *, stream: bool) -> tuple[list[RequestOutput], UpdateQueue]:
-        if self._death is not None:
-            raise self._death
-        for prompt in inputs.prompts:
-            self._replicas.check(prompt)
-        self._refuse_used_rids(inputs)
-        updates = UpdateQueue()
+    def _submit(self, inputs: Inputs, answers: list[RequestOutput], updates: UpdateQueue, *, stream: bool) -> None:
+        """The `answers` get those of the prompts that were sent, should one behind them be wrong."""
         meter = self.meter if inputs.metered else None
-        answers = [
-            RequestOutput(next(self._handles), index, prompt, self._tokenizer, updates, meter)
-            for index, prompt in enumerate(inputs.prompts)
-        ]
-        self._send(answers, stream=stream)
-        self._rids |= {answer.prompt.rid: answer for answer in answers}
-        for watcher in self._watchers if inputs.watched else ():
-            for answer in answers:
-                watcher.arrived(answer)
-        return answers, updates
+        rids: set[str] = set()
+        for part, followed in inputs.parts():
+            if self._death is not None:
+                raise self._death
+            for prompt in part:
+                self._check(prompt, rids)
+            added = [
+                RequestOutput(next(self._handles), index, prompt, self._tokenizer, updates, meter)
+                for index, prompt in enumerate(part, len(answers))
+            ]
+            self._send(added, stream=stream, followed=followed)
+            answers += added
+            self._rids |= {answer.prompt.rid: answer for answer in added}
+            for watcher in self._watchers if inputs.watched else ():
+                for answer in added:
+                    watcher.arrived(answer)
 
-    def _send(self, answers: Sequence[RequestOutput], *, stream: bool) -> None:
+    def _send(self, answers: Sequence[RequestOutput], *, stream: bool, followed: bool = False) -> None:
         """Sends each request to the replica that gets it: all of them or, where one cannot be sent, none."""
         shares: dict[int, list[RequestOutput]] = {}
         for answer in answers:
@@ -291,7 +293,7 @@ class EngineClient:
         sent: list[RequestOutput] = []
         try:
             for rank, share in shares.items():
-                self._replicas.all[rank].port.send(*map(_generate_message, share))
+                self._replicas.all[rank].port.send(*(_generate_message(answer, followed) for answer in share))
                 sent += share
         except BaseException:
             for answer in sent:
@@ -339,19 +341,19 @@ class EngineClient:
             next(iter(futures.values())).result()  # raises what they all died of
         return replies
 
-    def _refuse_used_rids(self, inputs: Inputs) -> None:
-        seen: set[str] = set()
-        for prompt in inputs.prompts:
-            if prompt.resumption is not None:
-                continue  # it keeps its id, and the broken stream may still be open here
-            user = self._rids.get(prompt.rid)
-            if prompt.rid in seen:
-                problem = f"Duplicate request IDs detected within the request: {prompt.rid!r}"
-                raise RequestError(f"{problem}; give each prompt its own rid.", field="rid")
-            if user is not None and not user.done:
-                problem = f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs"
-                raise RequestError(f"{problem}; choose another.", field="rid")
-            seen.add(prompt.rid)
+    def _check(self, prompt: Prompt, rids: set[str]) -> None:
+        """`rids` are those of the call's prompts before it."""
+        self._replicas.check(prompt)
+        if prompt.resumption is not None:
+            return  # it keeps its id, and the broken stream may still be open here
+        user = self._rids.get(prompt.rid)
+        if prompt.rid in rids:
+            problem = f"Duplicate request IDs detected within the request: {prompt.rid!r}"
+            raise RequestError(f"{problem}; give each prompt its own rid.", field="rid")
+        if user is not None and not user.done:
+            problem = f"Duplicate request ID detected: {prompt.rid!r} is the rid of a request that runs"
+            raise RequestError(f"{problem}; choose another.", field="rid")
+        rids.add(prompt.rid)
 
     def _release(self, answers: Sequence[RequestOutput]) -> None:
         for answer in answers:
@@ -368,12 +370,13 @@ class EngineClient:
 SHARED = tuple(name for name in Generate.__struct_fields__ if name in Prompt.__struct_fields__ and name != "names")
 
 
-def _generate_message(answer: RequestOutput) -> Generate:
+def _generate_message(answer: RequestOutput, followed: bool) -> Generate:
     prompt = answer.prompt
     return Generate(
         handle=answer.handle,
         input_ids=prompt.ids.tobytes(),
         stream=answer.stream,
+        followed=followed,
         names=tuple(sorted(prompt.names - {prompt.rid})),
         output_ids=b"" if prompt.resumption is None else prompt.resumption.output_ids.tobytes(),
         **{name: getattr(prompt, name) for name in SHARED},

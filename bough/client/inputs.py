@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import secrets
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any
@@ -81,6 +81,10 @@ class ThinkingMarks:
     budget: int | None = None
 
 
+PLAIN_TYPES = (int, float, str, bool, type(None))
+PART_TOKENS = 16_384  # of prompts that are read and sent at once: as much as fills a step
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """All prompts of one call. `batched`: the caller gave a list, or n > 1, and gets a list back. Calls that are not
@@ -90,9 +94,20 @@ class Inputs:
     batched: bool
     watched: bool = True
     metered: bool = True
+    rest: Iterable[Prompt] = ()  # behind these; read once, as they are sent, and without media
+
+    def parts(self) -> Iterator[tuple[Sequence[Prompt], bool]]:
+        """The prompts and those of the rest as they are read, and whether more follow."""
+        part, tokens = list(self.prompts), 0
+        for prompt in self.rest:
+            if tokens >= PART_TOKENS:
+                yield part, True
+                part, tokens = [], 0
+            part.append(prompt)
+            tokens += len(prompt.ids)
+        yield part, False
 
 
-PLAIN_TYPES = (int, float, str, bool, type(None))
 LOGPROBS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
 # Arguments that many prompts may have a list of, one for each.
 OF_PROMPTS = (
@@ -151,20 +166,23 @@ class InputReader:
         session_params: Mapping[str, Any] | SessionParams | Sequence[Any] | None = None,
         warnings: Sequence[str] = (),
         limit: int | None = None,
+        in_parts: bool = False,
     ) -> Inputs:
         """`limit` is the most requests (prompts, times their samples) that this call may make. What the answer must
-        match holds for what comes after the `thinking`. `media` are those of a single prompt, in its order."""
+        match holds for what comes after the `thinking`. `media` are those of a single prompt, in its order. `in_parts`
+        leaves prompts unread as `rest`, so that the first can be computed meanwhile."""
         given = locals()
         if input_embeds is None:
             _check_count(prompt, input_ids, limit)
-            ids, many = self._token_ids(prompt, input_ids)
-            bodies: list[dict[str, Any]] = [{"ids": each} for each in ids]
+            raw, many = self._token_ids(prompt, input_ids)
+            bodies: Iterable[dict[str, Any]] = ({"ids": token_array(each)} for each in raw)
         else:
             if prompt is not None or input_ids is not None:
                 raise RequestError("Give exactly one of prompt (text), input_ids and input_embeds.", field="prompt")
             many = _is_nested(input_embeds) and all(map(_is_nested, input_embeds))
-            bodies = [embedded(each) for each in (input_embeds if many else [input_embeds])]
-        count = len(bodies)
+            raw = input_embeds if many else [input_embeds]
+            bodies = map(embedded, raw)
+        count = len(raw)
         nested_ids = _is_nested(token_ids_logprob)
         if nested_ids and not many:
             problem = "token_ids_logprob is a list of lists, which is for many prompts"
@@ -189,40 +207,40 @@ class InputReader:
             if not 1 <= truncate_prompt_tokens <= INT32_MAX:
                 text = "truncate_prompt_tokens must be -1 (what the context leaves for the prompt) or at least 1."
                 raise RequestError(text, field="truncate_prompt_tokens")
-            bodies = [{**each, "ids": each["ids"][-truncate_prompt_tokens:]} for each in bodies]
+            bodies = ({**each, "ids": each["ids"][-truncate_prompt_tokens:]} for each in bodies)
         marks = None if thinking is None else self._marks(thinking)
         if limit is not None and sum(sampling.n for sampling in samplings) > limit:
             raise _too_many(f"{count} prompts with n samples each", limit, "n" if count == 1 else _field(input_ids))
         if resumption is not None and (many or samplings[0].n > 1):
             raise RequestError("resume goes on with one answer; give one prompt and leave n at 1.", field="resume")
-        prompts: list[Prompt] = []
         asked = list(zip(*(columns[name] for name in (*LOGPROBS, "ids")), strict=True))
-        for i, sampling in enumerate(samplings):
-            if not i or any(map(is_not, asked[i], asked[i - 1])):  # else they are shared
-                logprobs = _logprob_request(*asked[i])
-            session = _session(columns["session_params"][i], logprobs)
-            if session is not None and session.rid is not None and self._tokenizer is not None:
-                begun = bodies[i]["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
-                bodies[i]["ids"] = bodies[i]["ids"][int(begun.any()) :]
-            brings = [each for each, name in OF_TOKENS.items() if columns[name][i]]
-            if len(brings) > 1:
-                text = "return_hidden_states and return_routed_experts cannot be had at once; ask for one of them."
-                raise RequestError(text, field="return_routed_experts")
-            start = columns["routed_experts_start_len"][i] or 0
-            if not _is_int(start) or not 0 <= start <= (len(bodies[i]["ids"]) if session is None else INT32_MAX):
-                text = f"routed_experts_start_len must be 0 to the number of the prompt's tokens, got {start!r}."
-                raise RequestError(text, field="routed_experts_start_len")
-            namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "lora_path")))
-            seed = self._seed(sampling, resumption)
-            base_rid = columns["rid"][i] or secrets.token_hex(16)
-            shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
-            for sample in range(sampling.n):
-                own = base_rid if sampling.n == 1 else f"{base_rid}-{sample}"
-                prompts.append(
-                    Prompt(
+
+        def read_each() -> Iterator[Prompt]:
+            for i, (sampling, body) in enumerate(zip(samplings, bodies, strict=True)):
+                if not i or any(map(is_not, asked[i], asked[i - 1])):  # else they are shared
+                    logprobs = _logprob_request(*asked[i])
+                session = _session(columns["session_params"][i], logprobs)
+                if session is not None and session.rid is not None and self._tokenizer is not None:
+                    begun = body["ids"][:1] == self._tokenizer.bos_id  # what goes on behind others needs no beginning
+                    body["ids"] = body["ids"][int(begun.any()) :]
+                brings = [each for each, name in OF_TOKENS.items() if columns[name][i]]
+                if len(brings) > 1:
+                    text = "return_hidden_states and return_routed_experts cannot be had at once; ask for one of them."
+                    raise RequestError(text, field="return_routed_experts")
+                start = columns["routed_experts_start_len"][i] or 0
+                if not _is_int(start) or not 0 <= start <= (len(body["ids"]) if session is None else INT32_MAX):
+                    text = f"routed_experts_start_len must be 0 to the number of the prompt's tokens, got {start!r}."
+                    raise RequestError(text, field="routed_experts_start_len")
+                namespace = _namespace(*(columns[name][i] for name in ("extra_key", "cache_salt", "lora_path")))
+                seed = self._seed(sampling, resumption)
+                base_rid = columns["rid"][i] or secrets.token_hex(16)
+                shared = {base_rid, rid} if isinstance(rid, str) else {base_rid}
+                for sample in range(sampling.n):
+                    own = base_rid if sampling.n == 1 else f"{base_rid}-{sample}"
+                    yield Prompt(
                         rid=own,
                         names=frozenset({own, *shared}),
-                        **bodies[i],
+                        **body,
                         sampling=sampling,
                         seed=derive_seed(seed, sample),
                         namespace=namespace,
@@ -243,8 +261,11 @@ class InputReader:
                         session=session,
                         experts_start=start,
                     )
-                )
-        return Inputs(tuple(prompts), batched=many or len(prompts) > 1)
+
+        batched = many or samplings[0].n > 1
+        if in_parts and not media and not any(columns["sources"]):
+            return Inputs((), batched, rest=read_each())
+        return Inputs(tuple(read_each()), batched)
 
     def _samplings(self, column: Sequence[Any]) -> list[SamplingParams]:
         samplings: list[SamplingParams] = []
@@ -283,7 +304,7 @@ class InputReader:
             return sampling.sampling_seed
         return secrets.randbits(63) if self._random_seed is None else self._random_seed
 
-    def _token_ids(self, prompt: Any, input_ids: Any) -> tuple[list[IntArray], bool]:
+    def _token_ids(self, prompt: Any, input_ids: Any) -> tuple[Sequence[Any], bool]:
         if (prompt is None) == (input_ids is None):
             raise RequestError("Give exactly one of prompt (text) and input_ids.", field="prompt")
         if prompt is not None:
@@ -294,15 +315,15 @@ class InputReader:
             if self._tokenizer is None:
                 problem = "This engine has no tokenizer (--skip-tokenizer-init); give token ids."
                 raise RequestError(problem, field="prompt")
-            arrays = [np.array(ids, dtype=np.int32) for ids in self._tokenizer.encode_each(texts)]
+            raw: Sequence[Any] = list(map(token_array, self._tokenizer.encode_each(texts)))
         else:
             if not _is_list(input_ids):
                 raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")
             many = len(input_ids) > 0 and _is_list(input_ids[0])
-            arrays = [token_array(ids) for ids in (input_ids if many else [input_ids])]
-        if not arrays:
+            raw = input_ids if many else [input_ids]
+        if not len(raw):
             raise RequestError("The list of prompts is empty.", field=_field(input_ids))
-        return arrays, many
+        return raw, many
 
 
 # What a call may ask for, by name: protocols pass on those of their fields that are among these.
@@ -340,9 +361,8 @@ def token_array(ids: Any, name: str = "input_ids") -> IntArray:
         numbers = np.asarray(ids, dtype=None if len(ids) else np.int32)
         if numbers.ndim == 1 and numbers.dtype.kind == "i" and ((numbers >= -1) & (numbers <= INT32_MAX)).all():
             return numbers.astype(np.int32)
-    wrong = next((x for x in ids if not _is_int(x)), None)
-    if wrong is not None:
-        raise RequestError(f"{name} must hold whole numbers, got {wrong!r}.", field=name)
+    if wrong := [x for x in ids if not _is_int(x)]:
+        raise RequestError(f"{name} must hold whole numbers, got {wrong[0]!r}.", field=name)
     out = next(x for x in ids if not -1 <= x <= INT32_MAX)
     raise RequestError(f"Token id {out} is outside the vocabulary.", field=name)
 

@@ -81,8 +81,7 @@ class Replicas:
         if not 0 <= prompt.dp_rank < len(self.all):
             problem = f"names one of this engine's {len(self.all)} replicas, counted from 0; got {prompt.dp_rank}"
             advice = "Leave it out, or start the engine with another --dp-size."
-            text = f"routed_dp_rank (or data_parallel_rank) {problem}. {advice}"
-            raise RequestError(text, field="routed_dp_rank")
+            raise RequestError(f"routed_dp_rank (or data_parallel_rank) {problem}. {advice}", field="routed_dp_rank")
         if (death := self.all[prompt.dp_rank].death) is not None:
             raise EngineDeadError(f"{death} It was replica {prompt.dp_rank}; leave routed_dp_rank out for another one.")
 

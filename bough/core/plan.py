@@ -148,6 +148,7 @@ class BatchPlan:
     # [runs, 4] Where encoder outputs stand in the place of tokens: the first of them, counted among those of chunks;
     # the output, its first row there, and how many. None: nowhere.
     media: IntArray | None = None
+    undrafted: bool = False  # the draft model, if there is one, has no part in this step
     # [3, tokens of chunks] The places by which these rotate, of models with several for each token. None: all stand
     # in the order of their sequences, a row's `delta` added.
     positions: IntArray | None = None

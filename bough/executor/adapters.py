@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from bough.attention.context import AdapterRows
 from bough.core.control import AdapterCommand, CommandResult, PlaceAdapter, ReadAdapter
 from bough.core.errors import BoughError, ModelError, ResourceError
 from bough.core.settings import LoraSettings
@@ -14,7 +13,7 @@ from bough.distributed.topology import ONE_RANK
 from bough.executor.layout import LongArray
 from bough.executor.load_model import LoadedWeights
 from bough.executor.staging import Staging
-from bough.kernels.lora.reference import group_rows
+from bough.kernels.lora.reference import AdapterRows, group_rows
 from bough.layers.adapters import Adapter, AdapterSlots
 from bough.loader.adapters import read_adapter
 from bough.models.base import CausalLM

@@ -112,7 +112,7 @@ class DraftedSteps:
             return plan
         rows, flags, drafts = plan.rows, self._sampling.flags, has_drafts(plan)
         self.ahead = bool(self._drafted[rows].any())
-        if self._drafts and (drafts or self.ahead or self._drafter is not None):
+        if self._drafts and (drafts or self.ahead or not (self._drafter is None or plan.undrafted)):
             others = pooled or plan.masked is not None or plan.setups
             decodes = not others and bool((plan.given < plan.query_lens).all())
             tokens, spare = len(rows) * int(plan.query_lens.max()), 0 if plan.spare is None else plan.spare

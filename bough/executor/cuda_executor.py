@@ -21,7 +21,7 @@ import torch
 
 from bough.attention.base import AttentionBackend
 from bough.attention.batch import AttentionBatch
-from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext, MediaRows
+from bough.attention.context import AdaptedRows, ForwardContext, MediaRows
 from bough.attention.torch_backend import TorchAttention
 from bough.core.control import Command, CommandResult, CopyPagesIn, CopyPagesOut, PlaceAdapter, ReadAdapter, Ticket
 from bough.core.plan import BatchPlan, InFlight, IntArray, Limits, TokenMasks
@@ -45,6 +45,7 @@ from bough.executor.verification import NOTHING, Drawn, prompt_logprobs, sample_
 from bough.executor.vision_graphs import VisionGraphs
 from bough.executor.warm_up import WarmUp, rare_pieces
 from bough.executor.weights import WeightStore
+from bough.kernels.lora.reference import AdapterRows
 from bough.kernels.projected_decode.triton import worth
 from bough.kernels.sampling.triton import sample_rows
 from bough.memory.pools.kv_pool import KVPool
@@ -204,11 +205,11 @@ class CudaExecutor:
         self._pooler.set_up(plan.setups)
         pooled = self._pooler.wanted(plan)
         of_host = self._drafted.begin(plan, pooled)
-        plan = plan if of_host is None else of_host
+        plan, drafter = plan if of_host is None else of_host, None if plan.undrafted else self._drafter
         growth = self._inputs.apply(plan)
         if self._check is not None:
             self._check.rows(plan, self._inputs.mirror)
-        plain = of_host is not None and self._drafter is None and self._pool.states is None
+        plain = of_host is not None and drafter is None and self._pool.states is None
         self._copies.begin_step(by_layer=plain and len(plan.tokens) > 0)
         self._states.begin(plan.setups)
         if plan.last_tokens is not None:
@@ -216,11 +217,11 @@ class CudaExecutor:
             self._inputs.advance(*(self._staging.to_device(part.astype(np.int64)) for part in (rows, plan.last_tokens)))
         if of_host is None:
             return self._drafted.launch(plan, growth, self._clock)
-        if self._drafter is None and not (len(plan.tokens) or self._drafted.ahead or pooled):
+        if drafter is None and not (len(plan.tokens) or self._drafted.ahead or pooled):
             return self._launch_decodes(plan, growth)
         layout = self._inputs.lay_out(plan, growth)
-        if self._drafter is not None:
-            running = self._launch_drafted(self._drafter, plan, layout, pooled)
+        if drafter is not None:
+            running = self._launch_drafted(drafter, plan, layout, pooled)
         else:
             running = self._finish(plan, *self._mixed_hidden(plan, layout, pooled))
         self._states.keep(plan)  # which only prompts ask for

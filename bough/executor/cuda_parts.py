@@ -144,9 +144,6 @@ def graph_sizes(loaded: LoadedWeights, settings: Settings, shape: sizing.StepSha
     has_few = has_few and not settings.model.enable_deterministic_inference
     short = {width: [size for size in sizes if size * width <= MOST_ROWS] for width, sizes in drafted.items()}
     short = {width: sizes for width, sizes in short.items() if sizes and has_few}
-    if settings.speculative.has_model:  # which has a part in every step; of prompts none is captured
-        scratch = shape.graph_scratch_bytes(verified, (), forward_bytes)
-        return GraphSizes(drafted=drafted, drafted_few=short, scratch_bytes=scratch)
     decode = decode_sizes(rows)
     mixed: Sequence[int] = ()
     few_keys: Sequence[int] = ()

@@ -259,11 +259,12 @@ class Recorder:
         self._kept.append(layer.weight)
         absorbed = (weight, of_head, heads, nope, rank, latent.rope_dim, True, self.place(queries))
         self._add("by_head", self.place(q), q.stride(0), q.stride(1), *absorbed, heads * width, width)
-        attended = self.attention(queries.view(-1, heads, width), layer.absorbed, pool)
+        absorbing = layer.with_keys(queries.view(-1, heads, width), q)
+        attended = self.attention(absorbing, layer.absorbed, pool)
         values = weight + nope * rank * layer.weight.itemsize
         lifted = (values, of_head, heads, rank, latent.value_dim, 0, False, self.place(out))
         self._add("by_head", self.place(attended), heads * width, width, *lifted, *out.stride()[:1], latent.value_dim)
-        return out.view(-1, heads, latent.value_dim)
+        return layer.with_values(out.view(-1, heads, latent.value_dim), attended)
 
     def _activate(self, x: torch.Tensor, activation: str, gated: bool = False) -> torch.Tensor:
         on_logits, size = self._on_logits(x), x.shape[1] // (1 + gated)
@@ -393,7 +394,8 @@ class Recorder:
         return ctypes.addressof(structs)
 
     def _stacks(self, stacks: Sequence[PackedStack]) -> int | None:
-        made = [Lora(of.thin.ctypes.data, len(of.bands) - 1, of.inputs, of.bands.ctypes.data) for of in stacks]
+        sizes = [(len(of.bands) - 1, of.inputs, of.bands.ctypes.data, of.step, of.gap) for of in stacks]
+        made = [Lora(of.thin.ctypes.data, *of_stack) for of, of_stack in zip(stacks, sizes, strict=True)]
         structs = (Lora * len(made))(*made)
         self._kept.append((structs, list(stacks)))
         return ctypes.addressof(structs) if made else None

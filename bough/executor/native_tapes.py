@@ -25,7 +25,8 @@ from bough.models.base import CausalLM
 from bough.models.registry import build_model, runs_transformers
 from bough.native.tape import Step, ThreadPool
 
-ADAPTED: Any = SimpleNamespace(tokens=None, among=lambda *_: None)  # each step says which of its rows have adapters
+# Each step says which of its rows have adapters.
+ADAPTED: Any = SimpleNamespace(tokens=None, among=lambda *_: None, at=lambda *_: None)
 
 
 def why_not_recorded(config: ModelConfig) -> str | None:

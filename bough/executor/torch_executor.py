@@ -87,9 +87,10 @@ class TorchExecutor:
         self._pooler.place_types(plan, layout)
         if self._check is not None:
             self._check.rows(plan, self._rows.mirror)
-        drafter, taps, hearing = self._drafter, None, self._hearing
+        drafter, taps, hearing = None if plan.undrafted else self._drafter, None, self._hearing
         if drafter is not None:
             plan, taps = self._guess(drafter, plan, layout, page_tables), drafter.taps()
+        if self._drafter is not None:
             masks.drafted.set_result(plan)
         both_ways = None if self._encoder is None else self._encoder.both_ways(plan, layout)
         batch = chain = layout.batch(to_device, page_tables, self._limits.page_size, both_ways)

@@ -72,10 +72,11 @@ class GatewayApp:
                 proxied = ", ".join((*(f"{prefix}*" for prefix in PREFIXES), *sorted(NATIVE_PATHS)))
                 raise HttpError(404, f"There is no {path} here; the gateway proxies {proxied}.", "NotFoundError")
             refusable = True
-            shows = path in INFO_PATHS and gateway.clients.is_operator(scope["headers"])
-            access: Access = "admin" if shows or (not plain and WORKER_MANAGEMENT.match(path)) else "api"
-            client = gateway.clients.identify(access, scope["headers"])
-            gateway.clients.count(client, time.monotonic())
+            if not (plain and gateway.clients.open_to_all):
+                shows = path in INFO_PATHS and gateway.clients.is_operator(scope["headers"])
+                access: Access = "admin" if shows or (not plain and WORKER_MANAGEMENT.match(path)) else "api"
+                client = gateway.clients.identify(access, scope["headers"])
+                gateway.clients.count(client, time.monotonic())
             whole = held.whole(scope)
             body = await held.read(scope, receive) if whole is None else whole
             peeked = peek(await gateway.bodies.excerpt(body) if is_heavy(body) else body, headers)

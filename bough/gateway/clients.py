@@ -36,6 +36,7 @@ class Clients:
         self._common = [] if rate is None else [bucket(rate, settings.rate_limit_burst)]
         keys = [*(ClientKey(key, f"key {number}") for number, key in enumerate(settings.api_keys, 1)), *more]
         self._keys = [(client.key.encode(), client) for client in keys]
+        self.open_to_all = not keys and not self._common  # who calls does not matter
         self._admin = Keys(keys[0].key if keys else None, settings.admin_api_key, "gateway")
         self._buckets = {
             client.key: bucket(client.rate_limit_rps, client.rate_limit_burst)
@@ -67,10 +68,7 @@ class Clients:
     def count(self, client: ClientKey | None, now_s: float) -> None:
         """Counts a request, or raises a 429 without counting it."""
         own = self._buckets.get(client.key) if client is not None else None
-        if own is None and not self._common:
-            return
-        wait_s = take_from_all([*self._common, *([own] if own is not None else ())], now_s)
-        if wait_s:
+        if wait_s := take_from_all([*self._common, *([own] if own is not None else ())], now_s):
             seconds = max(1, math.ceil(wait_s))
             message = f"Too many requests; try again in {seconds} s."
             raise HttpError(429, message, "RateLimitError", {"Retry-After": str(seconds)})

@@ -150,6 +150,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, client: HttpClient, origin: Origin) -> None:
         self.origin = origin
+        self.loop = asyncio.get_running_loop()
         self.used = False  # for a request before this one
         self._client = client
         self._lost = False
@@ -160,7 +161,7 @@ class _Connection(asyncio.Protocol):
         return not self._lost and now_s - self._idle_since_s < IDLE_S
 
     def send(self, head: bytes, body: bytes, *, to_head: bool) -> UpstreamResponse:
-        self._response = response = UpstreamResponse(self.transport, to_head=to_head, on_close=self.finished)
+        self._response = response = UpstreamResponse(self.transport, self.loop, to_head=to_head, on_close=self.finished)
         if self._lost:
             response.lost(None)
         elif len(body) > LONG:
@@ -198,10 +199,10 @@ def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body:
     lines = [first, *map(b": ".join, headers)]
     if body or method in WITH_BODY:
         lines.append(b"Content-Length: %d" % len(body))
-    head = b"\r\n".join(lines)
-    if not head.count(b"\n") == head.count(b"\r") == len(lines):
+    head = b"\r\n".join([*lines, b"", b""])
+    if len(head.splitlines()) != len(lines) + 2:  # Host, and the empty one
         raise ConnectionError("a header with a line break cannot be sent")
-    return head + b"\r\n\r\n"
+    return head
 
 
 _origin = functools.lru_cache(4096)(Origin.of)

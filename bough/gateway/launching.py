@@ -194,7 +194,8 @@ class LocalEngines(RegistryListener):
         words += ["--port", str(self._ports[number]), *flags, *self._event_flags(number), *settings.engine_flags]
         # Whether they take clients' code is decided when the gateway starts: their own file may be another by now.
         code = str(settings.engine.scheduler.enable_custom_logit_processor)
-        return words, {**environment, "BOUGH_API_KEY": self._key, "BOUGH_ENABLE_CUSTOM_LOGIT_PROCESSOR": code}
+        keys = dict.fromkeys(KEY_VARIABLES, self._key)  # management too: the gateway has judged who asks for it
+        return words, {**environment, **keys, "BOUGH_ENABLE_CUSTOM_LOGIT_PROCESSOR": code}
 
     def _event_flags(self, number: int) -> list[str]:
         if self._settings.default_policy != "kv_events" or self._settings.engine.memory.kv_events_config is not None:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -76,7 +76,10 @@ class Management:
             **{path: {"GET": (_alive, "open")} for path in ("/liveness", "/health", "/ping")},
             "/metrics": {"GET": (self._metrics, "open")},
             r"/ui((?:/[^/]*)?)": {"GET": (_page, "open")},
-            **{f"/ui/{what}": {"GET": (self._watch, "admin")} for what in ("tree/([^/]+)", "timeline/([^/]+)/([^/]+)")},
+            "/ui/tree/([^/]+)": {"GET": (self._watch("/ui/tree"), "admin")},
+            "/ui/tree/([^/]+)/text/([^/]+)": {"GET": (self._watch("/ui/tree/text", "node"), "admin")},
+            "/ui/timeline/([^/]+)/([^/]+)": {"GET": (self._watch("/ui/timeline", "since"), "admin")},
+            "/ui/timeline/([^/]+)/([^/]+)/([^/]+)": {"GET": (self._watch("/ui/timeline", "since", "rid"), "admin")},
             "/v1/models": {"GET": (self._models, "api")},
             r"/v1/models/(.+)": {"GET": (self._model, "api")},
         }
@@ -173,24 +176,30 @@ class Management:
     async def _routing(self, parameter: str, body: bytes) -> Response:
         return json_response({"requests": self.gateway.log.recent()})
 
-    async def _watch(self, parameter: str, body: bytes) -> Response:
-        """For the page: a worker's timeline since a time, or the first event of its tree's stream. Past policies, log
-        and counts: a look is no request, and a worker that takes none is looked at too."""
-        identity, *since = parameter.split("/")
-        worker, content = self._worker(identity), b""
-        target = f"/ui/timeline?since={quote(since[0], safe='')}" if since else "/ui/tree"
-        try:
-            async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
-                answer = await self.gateway.upstream.send(worker, "GET", target.encode(), [], b"")
-                with contextlib.closing(answer):
-                    while (since or not content.endswith(b"\n\n")) and (part := await answer.read_some()):
-                        content += part
-        except OSError as error:
-            raise HttpError(502, f"The worker does not answer: {describe(error)}.", "BadGatewayError") from None
-        if answer.status in (401, 403):  # the client's own key is right
-            raise HttpError(502, "The worker refuses the gateway's key (--worker-api-key).", "BadGatewayError")
-        kind = [(b"content-type", answer.content_type)]
-        return Response(answer.status, kind, scrubbed(content, worker.api_key))
+    def _watch(self, path: str, *names: str) -> Handler:
+        """For the page: a worker's timeline or a node's text, by the queries `names`, or the first event of its tree's
+        stream. Past policies, log and counts: a look is no request, and a worker that takes none is looked at too."""
+
+        async def look(parameter: str, body: bytes) -> Response:
+            identity, *given = parameter.split("/")
+            worker, content = self._worker(identity), b""
+            target = f"{path}?{urlencode(dict(zip(names, given, strict=True)))}"
+            try:
+                async with asyncio.timeout(FAN_OUT_TIMEOUT_S):
+                    answer = await self.gateway.upstream.send(worker, "GET", target.encode(), [], b"")
+                    with contextlib.closing(answer):
+                        while (names or not content.endswith(b"\n\n")) and (part := await answer.read_some()):
+                            content += part
+            except OSError as error:
+                raise HttpError(502, f"The worker does not answer: {describe(error)}.", "BadGatewayError") from None
+            if answer.status in (401, 403):  # the client's own key is right
+                advice = "; for text it must be the worker's --admin-api-key as well" if "node" in names else ""
+                refusal = f"The worker refuses the gateway's key (--worker-api-key){advice}."
+                raise HttpError(502, refusal, "BadGatewayError")
+            kind = [(b"content-type", answer.content_type)]
+            return Response(answer.status, kind, scrubbed(content, worker.api_key))
+
+        return look
 
     # ---- what reaches all workers
 

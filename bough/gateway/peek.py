@@ -97,6 +97,8 @@ def _prompt(fields: RequestFields) -> tuple[str, tuple[int, ...] | None]:
     for given in (fields.text, fields.prompt, fields.input_ids, fields.input):
         if given is None:
             continue
+        if given.__class__ is str and not media and fields.instructions is None:
+            return given + "\n", None  # as nearly always
         ids = _ids(given)
         if ids is not None:  # which have other ones in the places of media
             return media + " ".join(map(str, ids)), None if media else ids
@@ -115,8 +117,6 @@ def _ids(given: Any) -> tuple[int, ...] | None:
 
 def _words(given: Any, *, media: bool = False) -> str:
     """All text in a prompt, a list of prompts, or messages with their roles; of very many values what the first say."""
-    if given.__class__ is str and not media:
-        return given + "\n"  # as nearly always
     return "".join(islice(_pieces(given, media), MOST_VALUES))
 
 

@@ -95,8 +95,7 @@ class Proxy:
     def _learn(self, call: Call, fields: ResponseFields | None) -> None:
         if fields is None:
             return
-        counts = fields.prompt_tokens()
-        if counts is not None:
+        if (counts := fields.prompt_tokens()) is not None:
             self.metrics.prompt_was(call, *counts)
         if call.path == RESPONSES and fields.name is not None and call.worker is not None:
             self.sticky.remember(fields.name, call.worker)
@@ -171,7 +170,8 @@ class Proxy:
     async def _attempt(self, call: Call, body: bytes, lease: Lease) -> Response | OpenStream:
         worker, peek, path = lease.worker, call.peek, call.path
         call.attempts += 1
-        call.faults.sent(worker)
+        if call.attempts > 1:
+            call.faults.sent(worker)
         self.metrics.attempts[worker.url,] += 1
         self.policies.of(peek.model).routed(worker.id, peek.routing)
         if self.cache_watch.watching:
@@ -313,8 +313,7 @@ class Proxy:
             relay.end()
         # Where only the end of the connection ends the stream, as in HTTP/1.0, a worker that died looks the same.
         by_connection = call.path in RESUMABLE_PATHS and response.ends_with_connection
-        rest = text.rest(outlet.tail if by_connection else None)
-        if rest:
+        if rest := text.rest(outlet.tail if by_connection else None):
             outlet.write(rest)
 
     async def _resumed(self, call: Call, lost: OpenStream, text: ResumableText) -> OpenStream:

@@ -118,8 +118,7 @@ async def read_response(call: Call, lease: Lease, response: UpstreamResponse) ->
         if not first.startswith(EVENT_BEGINNINGS):
             raise AttemptFailedError("the worker's stream is not made of events", 502)
         return OpenStream(lease, response, headers, first)
-    body = response.whole()
-    if body is None:
+    if (body := response.whole()) is None:
         body = await response.read()
     if status == 200 and call.method != "HEAD":
         fields = None

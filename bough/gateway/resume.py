@@ -42,8 +42,7 @@ def with_earlier(line: bytes, lists: Logprobs) -> bytes:
             meta[name] = _raw([*earlier, *_LIST.decode(meta[name])])
     if LENGTH in meta:
         meta[LENGTH] = _raw(len(lists.get(LISTS[0], ())) + msgspec.json.decode(meta[LENGTH], type=int))
-    event = _FIELDS.decode(line[len(DATA) :])
-    return DATA + msgspec.json.encode(event | {"meta_info": _raw(meta)})
+    return DATA + msgspec.json.encode(_FIELDS.decode(line[len(DATA) :]) | {"meta_info": _raw(meta)})
 
 
 def _meta_info(line: bytes) -> dict[str, msgspec.Raw] | None:

@@ -111,8 +111,7 @@ async def _feed(
         cleanup.callback(asyncio.create_task(file.watch()).cancel)
     if settings.service_discovery:
         port, namespace = settings.service_discovery_port, settings.service_discovery_namespace
-        pods = KubernetesPods(gateway.registry, settings.selector, port, namespace)
-        following = asyncio.create_task(pods.follow())
+        following = asyncio.create_task(KubernetesPods(gateway.registry, settings.selector, port, namespace).follow())
         following.add_done_callback(ending.if_failed)  # without a cluster, or the rights to look into it
         cleanup.callback(following.cancel)
     return engines

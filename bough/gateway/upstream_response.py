@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import AbstractEventLoop, Future, Transport
 from collections.abc import Callable
 
 import httptools
@@ -34,13 +34,13 @@ class UpstreamResponse:
     _waiting_bytes = 0
     _paused = _closed = False
     _error: Exception | None = None
-    _reader: asyncio.Future[None] | None = None
+    _reader: Future[None] | None = None
 
     def __init__(
-        self, transport: asyncio.Transport, *, to_head: bool = False, on_close: Callable[[UpstreamResponse], None]
+        self, transport: Transport, loop: AbstractEventLoop, to_head: bool, on_close: Callable[[UpstreamResponse], None]
     ) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
-        self.transport = transport
+        self.transport, self._loop = transport, loop
         self._to_head = to_head  # the request's method was HEAD: no body, whatever the headers say
         self._on_close = on_close
         self._pieces: list[bytes] = []
@@ -95,11 +95,11 @@ class UpstreamResponse:
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def more(self) -> asyncio.Future[None]:
+    def more(self) -> Future[None]:
         """Is done when something has come."""
         if self._error is not None:
             raise self._error
-        self._reader = asyncio.get_running_loop().create_future()
+        self._reader = self._loop.create_future()
         return self._reader
 
     # ---- for its connection

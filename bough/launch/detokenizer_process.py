@@ -21,8 +21,7 @@ def run_detokenizer(spec: ChildSpec, announce: Callable[..., None]) -> None:
     inbox: Receiver[ToDetokenizer] = Receiver(context, spec.addresses.detokenizer, ToDetokenizer)
     addresses, key = spec.addresses, spec.cluster_key
     outlet = ChannelOutlet(ClientSenders(context, addresses, key), Sender(context, addresses.scheduler, key=key))
-    tokenizer = open_tokenizer(spec.files, settings.model)
-    detokenizer = Detokenizer(tokenizer, outlet, settings.scheduler.stream_interval)
+    detokenizer = Detokenizer(open_tokenizer(spec.files, settings.model), outlet, settings.scheduler.stream_interval)
     settle_garbage()
     announce(ready={})
     serving = True

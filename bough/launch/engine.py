@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
@@ -91,7 +92,7 @@ class Engine:
         place of tokens); image_data, video_data, audio_data (URLs, base64, bytes, Pillow images, arrays, tensors: one,
         a list, or a list for each prompt); and what the answer must match, here or in `sampling_params`: json_schema
         (an object, JSON text or a pydantic model), regex, ebnf, structural_tag or choices."""
-        inputs = self._read(prompt, sampling_params, input_ids, **options)
+        inputs = self._read(prompt, sampling_params, input_ids, in_parts=not stream, **options)
         if stream:
             return self._iterate(inputs)
         return self._wait(self._client.generate(inputs))
@@ -223,8 +224,7 @@ class Engine:
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | Path, pinned: bool = False) -> None:
         """Loads an adapter that PEFT has saved; requests choose it by its name (`lora_path`). Needs `enable_lora`."""
-        path = str(lora_path)
-        self._order(self._client.call(lambda call: ChangeAdapters(call, lora_name, path, pinned)))
+        self._order(self._client.call(lambda call: ChangeAdapters(call, lora_name, str(lora_path), pinned)))
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Raises a `RequestError` while requests use it."""
@@ -251,8 +251,7 @@ class Engine:
 
     def start_profile(self, **options: Any) -> None:
         """Records what the executor's process does until `stop_profile`, by `ProfileStart`'s options."""
-        profile = ProfileStart(**options)
-        self._order(self._client.call(lambda call: StartProfile(call, command=profile)))
+        self._order(self._client.call(lambda call: StartProfile(call, command=ProfileStart(**options))))
 
     def stop_profile(self) -> str:
         """Ends the recording and says which file it is in."""
@@ -339,7 +338,8 @@ class Engine:
         if grammar:
             sampling_params = _with_fields(sampling_params, grammar)
         try:
-            return self._reader.read(prompt=prompt, input_ids=input_ids, sampling_params=sampling_params, **options)
+            given = {"prompt": prompt, "input_ids": input_ids, "sampling_params": sampling_params}
+            return replace(self._reader.read(**given, **options), metered=False)  # nobody reads this client's metrics
         except TypeError as error:
             if "unexpected keyword" not in str(error):
                 raise

@@ -107,8 +107,7 @@ class NodeLink:
         self._socket.connect(f"{TCP}{self._where}")  # again and again, until the first host listens
 
     def join(self, files: ModelFiles, schedulers: tuple[str, ...] = ()) -> Addresses:
-        facts = facts_of(self._settings, files)
-        self._socket.send(encode(Join(self._settings.parallel.node_rank, facts, schedulers)))
+        self._socket.send(encode(Join(self._settings.parallel.node_rank, facts_of(self._settings, files), schedulers)))
         deadline = time.monotonic() + self._settings.process.start_timeout_s
         log.info("joining the first host at %s", self._where)
         while time.monotonic() < deadline:

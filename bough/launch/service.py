@@ -252,8 +252,7 @@ class MainServer(Serving):
             print_own_stacks("server")
             supervisor.print_stacks()
 
-        acts = print_stacks, supervisor.end_replica
-        return self.connect(end, tokenizer, processes.files, model, cleanup, *acts)
+        return self.connect(end, tokenizer, processes.files, model, cleanup, print_stacks, supervisor.end_replica)
 
     async def _start_tokenizer_workers(self, processes: EngineProcesses, model: ModelInfo) -> None:
         if self._shared_listener is None:

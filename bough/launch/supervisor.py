@@ -93,8 +93,7 @@ def _start(spec: ChildSpec) -> subprocess.Popen[bytes]:
     finally:
         os.close(writing)
     name = spec.title if spec.server is None else f"{spec.role} {spec.server.number}"
-    follow = threading.Thread(target=_print_named, args=(f"{name} (pid {process.pid})", reading), daemon=True)
-    follow.start()
+    threading.Thread(target=_print_named, args=(f"{name} (pid {process.pid})", reading), daemon=True).start()
     return process
 
 

@@ -13,11 +13,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bough.attention.context import AdaptedRows, AdapterRows, ForwardContext
-from bough.core.model_config import MoEConfig
+from bough.attention.base import LatentAdapters
+from bough.attention.context import AdaptedRows, ForwardContext
+from bough.core.model_config import LatentConfig, MoEConfig
 from bough.kernels.lora.reference import (
     LEAST_RANK,
     MAX_RANK,
+    AdapterRows,
     AdapterStack,
     GroupedRows,
     PackedStack,
@@ -90,7 +92,7 @@ class ThinMatrices:
     @property
     def stack(self) -> AdapterStack:
         held = (self._down.flatten(0, 1), self._up.flatten(0, 1), self.ranks)
-        return AdapterStack(*held, self._bands, self._tiles, self._experts or 1)
+        return AdapterStack(*held, self._tiles, self._experts or 1)
 
     def add_(self, product: torch.Tensor, x: torch.Tensor, rows: GroupedRows) -> None:
         if self.rank:
@@ -122,8 +124,9 @@ class PackedThin(ThinMatrices):
         self._held[slot], thin = adapter, self.packed.thin[slot]
         for number, (name, *_) in enumerate(self.matrices()):
             both = adapter.get(name, ())
-            for column, tiles in enumerate(both):  # of one expert behind those of the other
-                thin[:, number, column] = tiles.data_ptr() + np.arange(len(thin)) * (tiles.nbytes // len(thin))
+            for column, tiles in enumerate(both):  # of one expert behind those of the other, or the same for all
+                apart = tiles.nbytes // len(thin) if tiles.dim() > 3 else 0
+                thin[:, number, column] = tiles.data_ptr() + np.arange(len(thin)) * apart
             thin[:, number, 2] = both[1].shape[-2] if both else 0
             yield int(thin[0, number, 2])
 
@@ -132,6 +135,77 @@ class PackedThin(ThinMatrices):
 
     def add_columns_(self, product: torch.Tensor, columns: torch.Tensor, scale: float, rows: GroupedRows) -> None:
         self._ops.packed_lora(product, None, self.packed, scale)
+
+
+class LatentThin(ThinMatrices):
+    """The same for the matrix that makes keys and values of latents, whose rows are head by head those of the keys and
+    those of the values. In the absorbed form tokens are multiplied with parts of it, some of them transposed."""
+
+    def __init__(self, latent: LatentConfig, heads: slice, placement: Placement) -> None:
+        self._latent, self._heads, of_head = latent, heads.stop - heads.start, latent.nope_dim + latent.value_dim
+        part = Part("kv_b_proj", self._heads * of_head, (slice(heads.start * of_head, heads.stop * of_head),))
+        super().__init__(latent.rank, [part], placement)
+
+        def tiles(width: int, size: int, lines: Sequence[int]) -> torch.Tensor:
+            """Where each head has `size` outputs, of the lines from these on."""
+            bands = [slice(head * width, head * width + size) for head in range(self._heads)]
+            return torch.from_numpy(tiles_of(bands, lines)).to(placement.device)
+
+        self._of_keys = tiles(latent.width, latent.rank, [0] * self._heads)
+        self._of_values = tiles(latent.value_dim, latent.value_dim, range(latent.nope_dim, part.outputs, of_head))
+        self._of_made = tiles(of_head, of_head, range(0, part.outputs, of_head))
+        self._of_made[:, 0] = 0  # no head has an A of its own
+
+    def of(self, rows: AdapterRows) -> LatentAdapters | None:
+        """For the tokens of a step."""
+        if not self.rank:
+            return None
+        nope_dim, heads, (down, up) = self._latent.nope_dim, self._heads, (self._down[:, 0], self._up[:, 0])
+        by_head, ranks = up.view(len(up), heads, -1, self.rank), self.ranks.expand(-1, heads)
+        thin = by_head[:, :, :nope_dim].transpose(2, 3), down[:, 0].transpose(1, 2)
+        keys = AdapterStack(*thin, ranks, self._of_keys, step=nope_dim + self._latent.rope_dim)
+        values = AdapterStack(down.expand(-1, heads, -1, -1), up, ranks, self._of_values, step=self._latent.rank)
+
+        def made(own: slice) -> AdapterStack:
+            lines = by_head[:, own].flatten(1, 2)
+            tiles = self._of_made[: len(self._of_made) * lines.shape[1] // up.shape[1]]
+            return AdapterStack(down, lines, self.ranks, tiles)
+
+        return LatentAdapters(self._placement.ops.lora_, rows, made, keys, values)
+
+
+class PackedLatents(LatentThin):
+    """The same for the native CPU kernels, which know the absorbed form alone: a slot has copies of the parts."""
+
+    def __init__(self, slots: int, latent: LatentConfig, heads: slice, placement: Placement) -> None:
+        super().__init__(latent, heads, placement)
+        self.rank = MAX_RANK
+        # Of queries and what they become, and of what these find, which is as wide as latents, and the results:
+        # numbers of a head that are multiplied, and numbers from head to head.
+        sizes = {
+            "keys": (latent.nope_dim, latent.rank, latent.nope_dim + latent.rope_dim, latent.width),
+            "values": (latent.rank, latent.value_dim, latent.width, latent.value_dim),
+        }
+        self._packed: dict[str, PackedThin] = {}
+        for name, (inputs, outputs, step, width) in sizes.items():
+            thin = self._packed[name] = PackedThin(slots, inputs, [Part(name, outputs, ())], placement, self._heads)
+            bands = np.arange(self._heads + 1) * width
+            thin.packed = thin.packed._replace(bands=bands, step=step, gap=width - outputs)
+
+    def of(self, rows: AdapterRows) -> LatentAdapters:
+        add, stacks = cast(PackedOps, self._placement.ops).packed_lora, [thin.packed for thin in self._packed.values()]
+        return LatentAdapters(lambda y, x, stack, _: add(y, x, stack, 1.0), rows, cast(Any, None), *stacks)
+
+    def place(self, slot: int, adapter: Adapter) -> Iterator[int]:
+        parts: Adapter = {}
+        for down, up in (adapter[name] for name, *_ in self.matrices() if name in adapter):
+            whole, rank, nope_dim = up.transpose(1, 2).flatten(0, 1), up.shape[-2], self._latent.nope_dim
+            by_head = whole[: self._parts[0].outputs].view(self._heads, -1, rank)
+            down = down.transpose(1, 2).flatten(0, 1)[:rank]
+            parts = {"keys": (by_head[:, :nope_dim].transpose(1, 2), down.T), "values": (down, by_head[:, nope_dim:])}
+        tiles = {name: (to_tiles(down), to_tiles(up)) for name, (down, up) in parts.items()}
+        for thin in self._packed.values():
+            yield from thin.place(slot, tiles)
 
 
 class AdapterSlots:
@@ -155,6 +229,13 @@ class AdapterSlots:
             return ThinMatrices(inputs, parts, placement, experts)
         self._packed = True
         return PackedThin(self.count, inputs, parts, placement, experts)
+
+    def latents(self, latent: LatentConfig, heads: slice, placement: Placement) -> LatentThin:
+        """What adapters change in the latent attention of a layer with these heads."""
+        packed = isinstance(placement.ops, PackedOps)
+        thin = PackedLatents(self.count, latent, heads, placement) if packed else LatentThin(latent, heads, placement)
+        self._weights.append(thin)
+        return thin
 
     def form(self, matrix: torch.Tensor) -> torch.Tensor:
         """A thin matrix as slots take it."""

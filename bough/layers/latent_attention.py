@@ -58,12 +58,15 @@ class LatentAttention(Products):
             group=config.kv_group(layer),
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
+        self._thin = None if placement.adapters is None else placement.adapters.latents(latent, heads, placement)
         self._head_dim = config.head_dim
         self._ops = placement.ops
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         """Attends with the norm of x + residual; returns the result and that sum, at `ctx.logits_indices`."""
         spec, pool = self._spec if ctx.logits_indices is None else self._spec_of_ends, ctx.pool
+        if self._thin is not None and ctx.adapters is not None:
+            spec = replace(spec, adapted=self._thin.of(ctx.adapters))
         projected, total = self._down.after(inputs, ctx)
         query, latents, *of_index = torch.split(projected, self._widths, dim=1)
         if self._query_up is not None:
@@ -91,6 +94,8 @@ class LatentAttention(Products):
         yield from slots_of(prefix, kv_a_layernorm=self._latent_norm)
         if self._index is not None:
             yield from slots_of(prefix, indexer=self._index)
+        if self._thin is not None:
+            self._thin.prefix = prefix
         yield WeightSlot(f"{prefix}kv_b_proj.weight", self._spec.weight.flatten(0, 1), (self._made,))
 
 

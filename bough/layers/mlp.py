@@ -18,7 +18,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig, MoEConfig
 from bough.distributed.group import ALONE, AttentionGroup
 from bough.kernels.activation.reference import PLAIN
-from bough.kernels.ops import Activation, NormedSum, Router, WithSum
+from bough.kernels.ops import Activation, NormedSum, PackedOps, Router, WithSum
 from bough.layers.adapters import AdaptedExperts
 from bough.layers.linear import ColumnLinear, Columns, Products, RowLinear
 from bough.layers.norm import Inputs, make_norm
@@ -82,6 +82,7 @@ class MoE:
         self._shared = kind(config, replace(placement, ranks=ALONE), moe.shared_size) if apart else None
         self._ops = placement.ops
         self._shared_gate = placement.empty(1, hidden) if moe.shared_gate else None
+        self._linear = F.linear if isinstance(self._ops, PackedOps) else self._ops.linear  # the gate's is not packed
 
     def __call__(self, inputs: Inputs, ctx: ForwardContext) -> WithSum:
         x, residual, norm = inputs
@@ -93,7 +94,7 @@ class MoE:
             out = self._routed(normed, ctx)
         if self._shared is not None:
             shared = self._shared(Inputs(normed), ctx)[0]
-            logits = None if self._shared_gate is None else F.linear(normed, self._shared_gate)
+            logits = None if self._shared_gate is None else self._linear(normed, self._shared_gate, None)
             if logits is not None and isinstance(self._experts, AdaptedExperts):
                 self._experts.shared_gate.add_step_(logits, normed, ctx)
             out = self._ops.add_gated(out, shared, logits)

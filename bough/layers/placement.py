@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from bough.kernels.ops import Ops
 from bough.layers.rope import RopeTable, rope_table
 from bough.layers.schemes.base import ExpertWeights, LinearWeight, Part, TableWeight
 from bough.layers.spread import LayerExperts, SpreadExperts
+
+if TYPE_CHECKING:
+    from bough.layers.adapters import AdapterSlots
 
 # A scheme: makes the weight of a layer, of its inputs, the parts that stand one below the other, and whether it has a
 # bias; the table of a vocabulary, of its sizes; and the experts of a layer, of the hidden size.
@@ -37,6 +41,7 @@ class Placement:
     make_experts: ExpertsMaker
     spread: SpreadExperts = field(default_factory=SpreadExperts)
     make_head: TableMaker | None = None  # None: as tables are
+    adapters: AdapterSlots | None = None  # None: nothing changes the weights
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:

@@ -79,6 +79,7 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     adapter: str = ""  # by its name; empty: the model as it is
     media: MediaPrompt | None = None
     session: SessionParams | None = None
+    followed: bool = False  # others of its call are on their way
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

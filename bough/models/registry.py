@@ -169,7 +169,7 @@ def build_model(
         packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
         makers: Makers = weight, packed_table, functools.partial(PackedExperts, quantization=quantization)
         makers = makers if adapters is None else adapters.over(*makers)
-        placement = Placement(topology, dtype, device, ranks, packed_ops, *makers)
+        placement = Placement(topology, dtype, device, ranks, packed_ops, *makers, adapters=adapters)
     else:
         ops = ops_for(device, deterministic)
         scheme, experts, head = makers_for(quantization)
@@ -181,7 +181,7 @@ def build_model(
             scheme, table, experts = adapters.over(scheme, table, experts)
         head = head if topology.tp_size == 1 and adapters is None else None
         spread = spread or SpreadExperts(ranks)
-        placement = Placement(topology, dtype, device, ranks, ops, scheme, table, experts, spread, head)
+        placement = Placement(topology, dtype, device, ranks, ops, scheme, table, experts, spread, head, adapters)
     return family.build(config, placement)
 
 

@@ -74,7 +74,7 @@ class Spans(ctypes.Structure):
 class Lora(ctypes.Structure):
     """`bough_lora` of lora.h."""
 
-    _fields_ = (("thin", Address), ("matrices", Size), ("inputs", Size), ("bands", Address))
+    _fields_ = (("thin", Address), *_each(Size, "matrices", "inputs"), ("bands", Address), *_each(Size, "step", "gap"))
 
 
 class Step(ctypes.Structure):

@@ -62,8 +62,7 @@ class AnswerParser:
         events = self._called([] if self._splitter is None else self._splitter.finish())
         if self._caller is not None:
             events += self._caller.finish()
-        shown = self._shown(self._buffer.pass_on(events))
-        return [*shown, *self._thought()]
+        return [*self._shown(self._buffer.pass_on(events)), *self._thought()]
 
     def _called(self, events: Iterable[Event]) -> list[Event]:
         if self._caller is None:

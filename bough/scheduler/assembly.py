@@ -76,6 +76,7 @@ class Assembly:
         common: IntArray | None = None,
         *,
         tell: bool = False,
+        undrafted: bool = False,
     ) -> PlannedStep:
         """`common` is that of the chunks. `tell` has the plan say with which tokens decodes begin; the host must know
         them."""
@@ -94,6 +95,7 @@ class Assembly:
             spare=decodes.drafts.spare,
             common=decodes.common,
             last_tokens=table.tokens[decodes.rows, table.known[decodes.rows] - 1] if tell else None,
+            undrafted=undrafted,
         )
         if chunks:
             plan = self._with_chunks(plan, chunks, common)

@@ -22,6 +22,11 @@ GAIN = 1.02  # less than this is not worth the risk
 KEEP = 0.985  # of its speed without drafts that each request has at least, apart from
 LOAN = 1.0  # steps, which it may be behind, if of the tokens that its drafts are likely to add
 TRUST = 0.5  # come
+# A draft model falls asleep when its drafts are not worth their time: then steps take what they take without one.
+HOPE = 0.75  # the prior of its drafts: it is tried seldom, and with few steps
+MODEL_LOAN = 4.0  # the same as above for a request that tries it
+SAVINGS = 16.0  # steps: what requests have gained that is remembered for those after them
+REST, LONGEST_REST = 1024, 16 * 1024  # steps between two trials: few at first, more after each in vain
 PROBE = 256  # decisions for drafts, or against them, after which one goes the other way, to learn what that costs
 MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
 SURPRISE = 2.0  # times what was known: one step that took longer counts as this, as it may have waited for something
@@ -79,29 +84,53 @@ def _bucket(tokens: int) -> int:
 class DraftLengths:
     """Owns what is known of each row's drafts, while the row has the same owner."""
 
-    def __init__(self, table: RowTable, most: int, *, adaptive: bool, levels: float = 1.0) -> None:
-        """`levels`: by how much each draft makes a row's longer; of a tree by less than 1."""
-        self._table, self._levels = table, levels
+    def __init__(self, table: RowTable, most: int, *, adaptive: bool, levels: float = 1.0, model: bool = False) -> None:
+        """`levels`: by how much each draft makes a row's longer; of a tree by less than 1. `model`: they are a draft
+        model's, whose part of a step costs time even where it drafts nothing."""
+        self._table, self._levels, self._model = table, levels, model
+        self._prior, self._loan = (HOPE, MODEL_LOAN) if model else (PRIOR, LOAN)
         self._most = most  # in one step
         self._adaptive = adaptive
         self._times, self._without = StepTimes(), StepTimes()  # of steps with drafts, and of those that have none
         # Tokens that each row has got beyond what it would have without drafts, at `KEEP` of its speed.
         self._ahead = np.zeros(len(table.requests))
-        self._hold = np.full(len(table.requests), PRIOR)
+        self._hold = np.full(len(table.requests), self._prior)
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
         self._ended = 0.0  # the last step
         self._drafted, self._alike = False, 0  # the last decision, and how many were like it
+        self._trials, self._plain = 0, False  # steps to come to learn what those without take; the last was one
+        self._saved, self._rest, self._next_rest = 0.0, 0, REST
 
     def knows_cost(self, rows: int) -> bool:
         """Whether a step of so many rows without drafts was measured: what has them is compared with that."""
-        return not self._adaptive or self._without.believes(rows)
+        self._trials, trial = max(0, self._trials - 1), self._trials > 0
+        return not self._adaptive or (not trial and self._without.believes(rows))
+
+    @property
+    def resting(self) -> bool:
+        """Whether new requests do without the draft model."""
+        return self._rest > 0
+
+    def behind(self, rows: RowIndex) -> bool:
+        """Whether one of these rows has lost what it may."""
+        return self._adaptive and bool((self._ahead[rows] < -self._loan).any())
+
+    def give_up(self) -> None:
+        """Requests go on without the draft model; so do new ones, if others before them have not gained more."""
+        self._saved -= 1.0
+        if self._saved <= 0.0 and not self._rest:
+            self._saved, self._rest, self._next_rest = 0.0, self._next_rest, min(2 * self._next_rest, LONGEST_REST)
 
     def choose(self, rows: RowIndex, available: IntArray, matched: IntArray | int = 0) -> IntArray:
         """How many of the drafts that there are for each row it gets; the guesses `matched` so many tokens before."""
+        changed = rows[self._handles[rows] != self._table.handle[rows]]
+        self._handles[changed], self._hold[changed], self._ahead[changed] = (
+            self._table.handle[changed],
+            self._prior,
+            0.0,
+        )
         if not available.any():
             return available
-        changed = rows[self._handles[rows] != self._table.handle[rows]]
-        self._handles[changed], self._hold[changed], self._ahead[changed] = self._table.handle[changed], PRIOR, 0.0
         # Tokens that the same guess would have had right count as drafts that held.
         hold = (WEIGHT * self._hold[rows] + matched) / (WEIGHT + matched) if self._adaptive else np.ones(len(rows))
         # What the next draft of each row is likely to add: it holds if all before it do. That of a tree adds a part of
@@ -121,20 +150,21 @@ class DraftLengths:
         count = self._best(rows, order) if self._adaptive else len(order)
         chosen = np.bincount([i for _, i in order[:count]], minlength=len(rows)).astype(np.int32)
         passed_over = rows[(available > 0) & (chosen == 0)]
-        self._hold[passed_over] += FORGET * (PRIOR - self._hold[passed_over])
+        self._hold[passed_over] += FORGET * (self._prior - self._hold[passed_over])
         return chosen
 
     def _best(self, rows: RowIndex, order: Sequence[tuple[float, int]]) -> int:
         """How many of these: as many as let the step give the most tokens in its time, while no row falls further
         behind than it may."""
-        n, most = len(rows), len(order) if self._times.sizes else 1  # so that a first one that is slow costs little
+        # A first one that is slow costs little; most of what a draft model costs is the same for one and for many.
+        n, most = len(rows), len(order) if self._times.sizes or self._model else 1
         without, ahead, tokens, best, highest = self._without.of(n), self._ahead[rows].tolist(), float(n), 0, 0.0
         times, least = self._times.with_drafts(n, most, without), min(ahead)
         for count, (gain, i) in enumerate(order[:most], 1):
             tokens += gain
             behind, ahead[i] = ahead[i] == least, ahead[i] + TRUST * gain
             least = min(ahead) if behind else least
-            if tokens > highest * times[count] and KEEP * times[count] <= (1.0 + LOAN + least) * without:
+            if tokens > highest * times[count] and KEEP * times[count] <= (1.0 + self._loan + least) * without:
                 best, highest = count, tokens / times[count]
         worth = highest >= GAIN * n / without
         self._alike = self._alike + 1 if self._drafted == worth else 0
@@ -142,6 +172,9 @@ class DraftLengths:
         if self._alike < PROBE:
             return best if worth else 0
         self._alike = 0
+        if self._model:
+            self._trials = TRIALS
+            return best if worth else 0
         return 0 if worth else best
 
     def observe(self, rows: RowIndex, proposed: IntArray, held: IntArray) -> None:
@@ -150,22 +183,33 @@ class DraftLengths:
         failed = held < np.ceil(self._levels * proposed)
         self._hold[rows] = np.where(proposed > 0, (WEIGHT * known + held) / (WEIGHT + held + failed), known)
 
-    def ran(self, rows: RowIndex, counts: IntArray, tokens: int, span: tuple[float, float] | None) -> None:
-        """A step of decodes alone computed so many tokens, and its rows got so many. What the device waited for it
-        belongs to its time: the host was slower. A long pause is one between requests."""
+    def ran(
+        self, rows: RowIndex, counts: IntArray, tokens: int, span: tuple[float, float] | None, plain: bool = False
+    ) -> None:
+        """A step of decodes alone computed so many tokens, and its rows got so many; `plain`: without the draft model.
+        What the device waited for it belongs to its time: the host was slower. A long pause is one between requests.
+        """
+        self._plain, follows = plain, self._plain  # the first without drafts may still be of the other kind
+        if plain and self._rest:
+            self._rest -= 1
+            self._times = self._times if self._rest else StepTimes()  # what they take now is to be seen
         if span is None:
             return
         begun, ended = span
         (waited, self._ended), n = (begun - self._ended, ended), len(rows)
         seconds = ended - begun + (waited if 0.0 < waited < PAUSE * (ended - begun) else 0.0)
-        if tokens == n:
-            self._without.observe(n, seconds)
+        if plain or (tokens == n and not self._model):
+            if follows or not self._model:
+                self._without.observe(n, seconds)
             self._ahead[rows] += 1.0 - KEEP
             return
         if self._without.believes(n):
             without = self._without.of(n)
             expected = self._times.with_drafts(n, tokens - n, without)[-1]  # what takes far longer waited for something
-            self._ahead[rows] += counts - KEEP * min(seconds, SURPRISE * expected) / without
+            gained = counts - KEEP * min(seconds, SURPRISE * expected) / without
+            self._ahead[rows] += gained
+            self._saved = min(SAVINGS, self._saved + float(gained.mean()))
+            self._next_rest = REST if self._saved == SAVINGS else self._next_rest
         self._times.observe(tokens, seconds)
 
     def searches_per_step(self, rows: int, seconds: float) -> float:

@@ -34,6 +34,7 @@ class Drafts:
     given: IntArray  # [rows]
     tokens: IntArray  # [sum of given and spare]
     some: bool = True  # False: all compute one token
+    rests: bool = False  # the draft model has no part in the step, to learn what it takes then
     spare: IntArray | None = None  # [rows] None: nobody has any
 
 
@@ -41,23 +42,51 @@ class Drafting:
     def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
         self._table = table
         self._proposer = proposer
-        self.most = 1 + max(limits.drafts, 0 if proposer is None else proposer.most)
+        self.most, self._model = 1 + max(limits.drafts, 0 if proposer is None else proposer.most), limits.drafts > 0
         adaptive = limits.adaptive_drafts if proposer is None else proposer.adaptive
         levels = min(1.0, limits.draft_levels / limits.drafts) if limits.draft_levels else 1.0
-        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive, levels=levels)
+        self._adaptive = adaptive
+        self._lengths = DraftLengths(table, STEP_DRAFTS, adaptive=adaptive, levels=levels, model=self._model)
         self.verified = self.proposed = self.held = 0  # decodes, and their drafts, since the start
         self._pause, self._longest = 0, 1  # steps before the next search, and how many there are after one in vain
         rows = len(table.requests)
+        # Rows that do without the draft model until they end, and pages that lack some of what it would have computed:
+        # what begins with such pages does without it, too.
+        self._asleep, self._lacking = np.zeros(rows, dtype=np.bool_), np.zeros(1 + limits.pages[0], dtype=np.bool_)
+        self._page_size = limits.page_size
         self._ones, self._zeros = np.ones(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
         for shared in (self._ones, self._zeros):  # every plan without drafts has views of them
             shared.setflags(write=False)
 
-    def without(self, rows: RowIndex) -> Drafts:
-        return Drafts(self._ones[: len(rows)], self._zeros[: len(rows)], NO_TOKENS, some=False)
+    def without(self, rows: RowIndex, *, rests: bool = False) -> Drafts:
+        return Drafts(self._ones[: len(rows)], self._zeros[: len(rows)], NO_TOKENS, some=False, rests=rests)
+
+    def begin(self, row: int, pages: IntArray) -> None:
+        """The row has another request, which begins with these cached pages."""
+        self._asleep[row] = self._model and (self._lengths.resting or bool(self._lacking[pages].any()))
+
+    def grew(self, rows: RowIndex, computed: IntArray | int, pages: IntArray, counts: IntArray | int) -> None:
+        """These rows compute so many more tokens in the planned step, and have `counts` new pages each for them."""
+        if not self._model:
+            return
+        asleep = self._asleep[rows]
+        self._lacking[pages] = asleep.repeat(counts)
+        if asleep.any():
+            first = (self._table.length[rows] - computed)[asleep] // self._page_size
+            self._lacking[self._table.pages[rows[asleep], first]] = True
+
+    def leaves_out(self, drafts: Drafts, decodes: RowIndex, prompts: list[int]) -> bool:
+        """Whether the draft model has no part in a step of these rows."""
+        return self._model and (drafts.rests or bool(self._asleep[decodes].all())) and bool(self._asleep[prompts].all())
 
     def decide(self, rows: RowIndex) -> Drafts:
-        if self.most == 1:
+        if self._model and self._adaptive and len(rows) > DRAFTED_ROWS and not self._asleep[rows].all():
+            return self._fall_asleep(rows)
+        if self.most == 1 or not len(rows) or len(rows) > DRAFTED_ROWS or self._pause or self._asleep[rows].all():
+            self._pause = max(0, self._pause - 1)
             return self.without(rows)
+        if not self._lengths.knows_cost(len(rows)):  # where there are drafts for all, no other step would tell
+            return self.without(rows, rests=self._model)
         table = self._table
         # Of an answer that may stop by itself one token is left for the next step, which is then launched: so the token
         # that it stops with is cached as it is without drafts.
@@ -67,13 +96,12 @@ class Drafting:
         for place in table.constrained[rows].nonzero()[0].tolist():
             constraint = table.request_in(int(rows[place])).constraint
             largest[place] = largest[place] if constraint is not None and constraint.quick else 1
-        if not len(rows) or len(rows) > DRAFTED_ROWS or self._pause:
-            self._pause = max(0, self._pause - 1)
-            return self.without(rows)
-        if not self._lengths.knows_cost(len(rows)):  # where there are drafts for all, no other step would tell
-            return self.without(rows)
         if self._proposer is None:
-            guessed = self._lengths.choose(rows, (largest - 1).astype(np.int32))
+            available = np.where(self._asleep[rows], 0, largest - 1).astype(np.int32)
+            guessed = self._lengths.choose(rows, available)
+            free = bool((available == self.most - 1).any())  # what little an answer's end has room for tells nothing
+            if (free and not guessed.any()) or self._lengths.behind(rows[~self._asleep[rows]]):
+                return self._fall_asleep(rows)
             return Drafts(guessed + 1, self._zeros[: len(rows)], NO_TOKENS, some=bool(guessed.any()))
         began = time.perf_counter()
         drafts = self._propose(self._proposer, rows, largest)
@@ -84,6 +112,11 @@ class Drafting:
             self._longest = min(max(len(rows), int(1.0 / (VAIN * worth))), 2 * self._longest)
             self._pause = self._longest // 2
         return drafts
+
+    def _fall_asleep(self, rows: RowIndex) -> Drafts:
+        self._asleep[rows] = True
+        self._lengths.give_up()
+        return self.without(rows)
 
     def _propose(self, proposer: Proposer, rows: RowIndex, largest: IntArray) -> Drafts:
         """The host's drafts, behind tokens that it may not know yet."""
@@ -109,14 +142,21 @@ class Drafting:
         return Drafts(given + 1, given, np.concatenate(tokens), spare=spare if spare.any() else None)
 
     def after_step(
-        self, rows: RowIndex, serials: npt.NDArray[np.int64], widths: IntArray, result: StepResult, *, alone: bool
+        self,
+        rows: RowIndex,
+        serials: npt.NDArray[np.int64],
+        widths: IntArray,
+        result: StepResult,
+        *,
+        alone: bool,
+        plain: bool = False,
     ) -> None:
-        """These rows have decoded, `alone` or beside prompts. Called before the step is committed, which may end their
-        requests."""
+        """These rows have decoded, `alone` or beside prompts; `plain`: a draft model had no part in it. Called before
+        the step is committed, which may end their requests."""
         if self.most == 1:
             return
         if alone:
-            self._lengths.ran(rows, result.counts[: len(rows)], int(widths.sum()), result.device_span)
+            self._lengths.ran(rows, result.counts[: len(rows)], int(widths.sum()), result.device_span, plain)
         live = self._table.serial[rows] == serials
         rows, proposed = rows[live], widths[live] - 1
         held = np.maximum(result.counts[: len(widths)][live] - 1, 0)

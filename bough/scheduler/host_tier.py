@@ -2,9 +2,10 @@
 
 The host has a radix tree and page accounts of its own, of the same form as the device's, because both name content by
 the tokens before it. So a prefix may be in either tier or in both, and each evicts by itself. What a plan computes is
-copied out once that plan is launched. What a request finds on the host alone is copied into pages of the device before
-the plan that reads them is launched. Order is the synchronisation here too: nothing waits for a copy, except an
-eviction of pages that are still being copied out.
+copied out behind it, of a few requests at a time: when many end at once, their copies must not hold up the next plans,
+but none leaves the device before it has been copied. What a request finds on the host alone is copied into pages of the
+device before the plan that reads them is launched. Order is the synchronisation here too: nothing waits for a copy,
+except an eviction of pages that are still being copied out.
 """
 
 import logging
@@ -27,6 +28,7 @@ from bough.scheduler.prefix_cache import PrefixCache
 log = logging.getLogger(__name__)
 
 MEMORY = 0.7  # of the rate that was known before, when a further copy is slower
+AT_ONCE = 16  # requests whose pages are copied out beside a plan: each takes the host a tenth of a millisecond
 TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong
 
 
@@ -88,7 +90,8 @@ class TieredCache(PrefixCache):
         self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self.use_policy(memory.hicache_write_policy)
-        self._noted: list[tuple[IntArray, str]] = []  # what is copied out when the plan in the making is launched
+        self._noted: list[tuple[IntArray, str]] = []  # what can be copied out when the plan in the making is launched
+        self._due: list[tuple[IntArray, str]] = []  # what can be copied out
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
@@ -106,9 +109,9 @@ class TieredCache(PrefixCache):
             self._noted.append((tokens.copy(), namespace))
 
     def launched(self) -> None:
-        noted, self._noted = self._noted, []
-        if noted:
-            self._write(noted, beside=True)
+        self._due += self._noted
+        self._noted.clear()
+        self._write_due(len(self._due) if self.groups else AT_ONCE)  # further groups lose pages without notice
         while self.under_way and self.under_way[0].ticket.ready():
             self._finish(self.under_way.popleft())
 
@@ -142,6 +145,8 @@ class TieredCache(PrefixCache):
 
     def _settle(self) -> None:
         self._noted.clear()
+        self._due.clear()
+        self.behind = False
         self.under_way = deque(replace(transfer, keys=()) for transfer in self.under_way)  # offers nothing any more
         self._finish_all()
 
@@ -176,6 +181,12 @@ class TieredCache(PrefixCache):
 
     # Copies out -------------------------------------------------------------------------------------------------------
 
+    def _write_due(self, most: int) -> None:
+        now, self._due = self._due[:most], self._due[most:]
+        self.behind = bool(self._due)
+        if now:
+            self._write(now, beside=True)
+
     def _write(self, noted: Sequence[tuple[IntArray, str]], *, beside: bool) -> None:
         """Copies to the host what the device has of these tokens and the host has not: what many requests have
         computed in one step at once, since each copy takes some of the host's time."""
@@ -196,10 +207,9 @@ class TieredCache(PrefixCache):
             self.under_way.append(Transfer(self._executor.control(command), command, read, () if left else noted))
 
     def _evict(self, count: int) -> IntArray:
-        writes_back = self._policy == "write_back"
-        pages = self.tree.evict(
-            count, (lambda leaf: self._write([key_of(leaf)], beside=False)) if writes_back else None
-        )
+        self._write_due(len(self._due))
+        before = (lambda leaf: self._write([key_of(leaf)], beside=False)) if self._policy == "write_back" else None
+        pages = self.tree.evict(count, before)
         touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
         for _ in range(touched[-1] + 1 if touched else 0):
             self._finish(self.under_way.popleft())

@@ -93,6 +93,7 @@ class Scheduler:
         self._batch = RunningBatch(self._table, self._cache)
         self._queue = WaitingQueue()
         self._arrived: OrderedDict[int, messages.Generate] = OrderedDict()  # and not looked into yet, by handle
+        self._more_follow = False
         self._requests: dict[int, Request] = {}
         self._adapters = adapters or Adapters()
         media = Media(limits, memory.mm_cache_size_mb << 20)
@@ -167,6 +168,8 @@ class Scheduler:
         """Nothing runs and nothing waits: does what was put off, then sleeps until something comes. The next load will
         be like any first one."""
         self._batch.take_edits()
+        if self._cache.behind:
+            return self._inbox.receive(0.0)
         self._planner.ratio.reset()
         self._stats.idle()
         self._warming_up = self._executor.idle()
@@ -184,7 +187,9 @@ class Scheduler:
         while self._in_flight and not self._closing:
             (step, in_flight), now = self._in_flight[0], self._clock()
             left_s = self._step_time.plan_by(step) - now
-            if left_s < SHORTEST_WAIT_S or in_flight.ready() or not self._planner.fits_late_arrivals(now):
+            # Of a burst that is still coming much may be cached: the first of it are computed now.
+            least = FEW_TOKENS if self._more_follow else None
+            if left_s < SHORTEST_WAIT_S or in_flight.ready() or not self._planner.fits_late_arrivals(now, least):
                 return
             with self._timeline.phase("late arrivals"):
                 self._take_in(self._inbox.receive(0.0 if self._arrived else min(left_s, LONGEST_WAIT_S)))
@@ -278,7 +283,7 @@ class Scheduler:
         does, so that nobody waits for the rest of a large batch to hear whether the engine lives."""
         for message in arrived:
             if isinstance(message, messages.Generate):
-                self._arrived[message.handle] = message
+                self._arrived[message.handle], self._more_follow = message, message.followed
                 continue
             if isinstance(message, messages.Change):
                 self._look_into(len(self._arrived))
@@ -399,8 +404,7 @@ class Scheduler:
     def _answer_garbled(self, message: messages.Garbled) -> None:
         log.error("a message to the scheduler cannot be read (handle %s): %s", message.handle, message.error)
         if message.handle is not None and message.handle not in self._requests:
-            text = f"The request cannot be read: {message.error}."
-            self._committer.refuse(message.handle, FinishAbort(text))
+            self._committer.refuse(message.handle, FinishAbort(f"The request cannot be read: {message.error}."))
 
     def _abort(self, message: messages.Abort, status_code: int = 499) -> None:
         """Ends the requests that it means, less those that have just ended by themselves."""

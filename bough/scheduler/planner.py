@@ -81,8 +81,7 @@ class Planner:
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
         )
-        shares = limits.shares_reads and not settings.disable_tree_attention
-        self.sharing = Sharing(batch, enabled=shares)
+        self.sharing = Sharing(batch, enabled=limits.shares_reads and not settings.disable_tree_attention)
         self._assembly = Assembly(batch.table)
         self._micro_batches = None
         if limits.stages > 1:
@@ -120,20 +119,23 @@ class Planner:
             self.ratio.after_decode()
         chunks, common = self.sharing.arrange_chunks(chunks)
         tell = self._micro_batches is not None
-        step = self._assembly.assemble(self._setups, edits, decodes, chunks, common, tell=tell)
+        prompts = [chunk.request.row for chunk in chunks]
+        undrafted = self.drafting.leaves_out(decodes.drafts, decodes.rows, prompts)
+        step = self._assembly.assemble(self._setups, edits, decodes, chunks, common, tell=tell, undrafted=undrafted)
         if not chunks:
             return step
         begun = ((self._table.request_in(row), int(self._table.length[row])) for row in self._table.prefilling())
         return replace(step, plan=self.media.complete(step.plan, chunks, begun), loads=self._loads)
 
-    def fits_late_arrivals(self, now: float) -> bool:
-        """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached."""
+    def fits_late_arrivals(self, now: float, least: int | None) -> bool:
+        """Whether the next step could hold more prompts than those that wait for it, were nothing of them cached; or,
+        if `least` is given, were only so many tokens of each not cached."""
         table = self._table
         if table.free_rows <= len(self._queue):
             return False
         left = self._budget(now, table.decoding() if self._mixed else NO_ROWS)
         left -= sum(int(table.known[row] - table.length[row]) for row in table.prefilling())
-        return left > sum(len(request.tokens) for request in self._queue)
+        return left > sum(least or len(request.tokens) for request in self._queue)
 
     @property
     def figures(self) -> dict[str, object]:
@@ -159,7 +161,7 @@ class Planner:
         self._cache.tokens_per_s = self._prefill_budget.likely_tokens_per_s
         plan, n = step.plan, step.decodes
         rows, alone = plan.rows[:n].astype(np.intp), not step.chunks
-        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone)
+        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone, plain=plan.undrafted)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 
@@ -174,7 +176,9 @@ class Planner:
         drafts = self.drafting.decide(rows)
         if self.drafting.most > 1 and self._batch.pages_for_decodes(rows, drafts.widths) > self._cache.growth:
             drafts = self.drafting.without(rows)
-        return Decodes(rows, drafts, *self._batch.grow_decodes(rows, drafts.widths), common)
+        pages, counts = self._batch.grow_decodes(rows, drafts.widths)
+        self.drafting.grew(rows, drafts.widths, pages[0], counts[0])
+        return Decodes(rows, drafts, pages, counts, common)
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
@@ -247,6 +251,7 @@ class Planner:
         self._queue.remove(request)
         request.begin_running(now)
         self._setups.append(self._batch.admit(request, match, match.length - found))
+        self.drafting.begin(request.row, match.pages)
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:
@@ -264,6 +269,7 @@ class Planner:
         table, row = self._table, request.row
         first = int(table.length[row])
         pages = self._batch.grow(row, count)
+        self.drafting.grew(np.array([row]), count, pages[0], len(pages[0]))
         final = first + count == int(table.known[row])
         if final:
             table.end_prompt(row)

@@ -27,6 +27,7 @@ class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
     tiered = False
+    behind = False  # whether more is to be copied to lower tiers, by further calls of `launched`
     run_tokens = sys.maxsize  # of which the last whole ones of a prompt end a chunk, so that its state there is kept
     tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
     load_s = 0.0  # that the copies take which the last `fetch` has begun

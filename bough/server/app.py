@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any
 from urllib.parse import quote
@@ -202,15 +202,14 @@ class Front:
         identity = assign_request_id(scope)
         token = current_request.set(identity)
         status = 0
-        began = time.perf_counter()
-        request_began.set(began)
+        request_began.set(began := time.perf_counter())
 
-        async def named_send(message: Message) -> None:
+        def named_send(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode())]
-            await send(message)
+            return send(message)
 
         serving = self.phase is Phase.SERVING
         counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began

@@ -273,8 +273,7 @@ async def count_values(raw: bytes) -> tuple[int, int]:
         values += bare.count(b",")
         if fields > MOST_FIELDS or values > MOST_VALUES:
             limits = f"{MOST_FIELDS} fields, lists and objects, or {MOST_VALUES} other values"
-            message = f"The body has more than {limits}; send fewer in one request."
-            raise HttpError(413, message, "RequestTooLargeError")
+            raise HttpError(413, f"The body has more than {limits}; send fewer in one request.", "RequestTooLargeError")
         await asyncio.sleep(0)
     return fields, values
 

@@ -110,8 +110,7 @@ class Keys:
     def check(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if access == "admin_only" and self._closed:
             advice = f"start the {self._program} with --admin-api-key and send that key"
-            message = f"This route is refused to clients; {advice}."
-            raise errors.HttpError(403, message, "PermissionDeniedError")
+            raise errors.HttpError(403, f"This route is refused to clients; {advice}.", "PermissionDeniedError")
         needed = self._needed[access]
         if needed is None:
             return

@@ -414,7 +414,7 @@ class Exchange:
         self.write(body, message.get("more_body", False))
 
     def _start(self, status: int, headers: Any, length: int | None = None) -> None:
-        self.keep_alive = self.keep_alive and not self._waits()  # whether its body follows is not known
+        self.keep_alive = self.keep_alive and (self.whole or not self._waits())  # whether its body follows is not known
         bodiless = self.scope["method"] == "HEAD" or status in BODILESS
         self.chunked, self._left = False, length
         lines = [*self.connection.state.default_headers, *headers]
@@ -437,7 +437,7 @@ class Exchange:
         if not self.keep_alive:
             lines.append((b"connection", b"close"))
         head = b"\r\n".join([*map(b": ".join, lines), b"", b""])
-        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 1:
+        if len(head.splitlines()) != len(lines) + 1:
             raise RuntimeError("a header with a line break cannot be sent")
         self._head, self.started = STATUS_LINES[status] + head, True
 

@@ -119,8 +119,7 @@ def check_tracing(endpoint: str | None) -> None:
         for package in PACKAGES:
             importlib.import_module(package)
     except ImportError:
-        text = "--otlp-endpoint needs the OpenTelemetry packages: pip install 'bough[otel]'."
-        raise SettingsError(text) from None
+        raise SettingsError("--otlp-endpoint needs the OpenTelemetry packages: pip install 'bough[otel]'.") from None
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:

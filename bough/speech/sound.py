@@ -1,7 +1,10 @@
 """Sound files to samples; samples to windows with voices, and to the features that Whisper hears of each."""
 
 import functools
+import itertools
+from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -10,35 +13,70 @@ from bough.core.speech import HOP, SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 from bough.multimodal.decoding import samples_of
 
 FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
 FRAME = 400  # samples that a frame of features is computed from
-MAX_SECONDS = 2 * 3600  # of one recording: half a gigabyte of samples
+MINUTE = 60 * SAMPLE_RATE
+SHORT = 10 * MINUTE  # a recording whose samples are kept together
 BLOCK = 320  # samples whose loudness is one number: 20 ms
+STRETCH = 120 * MINUTE // BLOCK  # blocks whose loudness tells voices from noise
 MARGIN, PAUSE = 10, 15  # blocks kept around a voice, and over which the quietest place is looked for
 SILENCE, ABOVE_NOISE, BELOW_VOICE = -65.0, 10.0, -30.0  # dB
 
 
-def decode(data: bytes, most_seconds: float = MAX_SECONDS) -> FloatArray:
-    """The samples of a sound file, one channel at 16 kHz. Takes long: call it in a thread."""
+class Window(msgspec.Struct, frozen=True, weakref=True):
+    """A part of a recording that the model hears at once."""
+
+    start: int  # in samples of the recording
+    samples: bytes  # float32
+    voiced: bytes  # of each block whether it is more than silence or steady noise
+
+
+def minutes(data: bytes) -> Iterator[FloatArray]:
+    """The samples of a sound file, one channel at 16 kHz, a minute at a time."""
     try:
         import av
     except ImportError:
         text = "This server cannot read sound files: PyAV is missing. Install it with `pip install 'bough[audio]'`."
         raise RequestError(text, status_code=501) from None
-
-    def check_seconds(seconds: float) -> None:
-        if seconds > most_seconds:
-            raise RequestError(f"file is longer than {most_seconds / 60:g} minutes; send parts.", field="file")
-
+    parts, length = list[FloatArray](), 0
     try:
-        parts = [*samples_of(data, SAMPLE_RATE, check_seconds)]
-    except RequestError:
-        raise
+        for piece in samples_of(data, SAMPLE_RATE, lambda seconds: None):
+            parts.append(piece)
+            length += len(piece)
+            if length >= MINUTE:
+                *whole, rest = np.split(np.concatenate(parts), range(MINUTE, length + 1, MINUTE))
+                yield from whole
+                parts, length = [rest], len(rest)
     except (av.FFmpegError, ValueError) as error:
         formats = "wav, flac, mp3, ogg, m4a, mp4 or webm"
         raise RequestError(f"file cannot be read as sound ({error}); send {formats}.", field="file") from None
-    if not any(map(len, parts)):
-        raise RequestError("file holds no sound.", field="file")
-    return np.concatenate(parts)
+    if length:
+        yield np.concatenate(parts)
+
+
+def windows_of(data: bytes, most: int) -> Iterator[Window | int]:
+    """Where a recording holds voices, in windows of at most so many blocks. For each minute that is decoded, how many
+    samples have been found up to then, which at the end is the recording's length. A long one is decoded twice: voices
+    are told from noise by hours, whose samples are not kept."""
+    voices, length, kept = Voices(most), 0, list[FloatArray]()
+    again: Iterator[FloatArray] | None = None  # the samples once more, for the windows
+    held, begin = np.zeros(0, np.float32), 0  # some of them, and where they begin
+    for minute in itertools.chain(minutes(data), [None]):
+        if minute is not None:
+            length += len(minute)
+            kept = [*kept, minute] if length <= SHORT else []
+            yield length
+        elif not length:
+            raise RequestError("file holds no sound.", field="file")
+        for first, voiced in voices.add(minute):
+            again = again or (iter(kept) if kept else minutes(data))
+            start, stop = first * BLOCK, (first + len(voiced)) * BLOCK
+            while begin + len(held) < stop and (more := next(again, None)) is not None:
+                passed = min(len(held), max(0, start - begin))
+                held, begin = np.concatenate([held[passed:], more]), begin + passed
+                if not kept:
+                    yield length
+            yield Window(start, held[start - begin : stop - begin].tobytes(), voiced.tobytes())
 
 
 def features(sound: FloatArray, speech: SpeechConfig) -> FloatArray:
@@ -66,29 +104,39 @@ def mel_filters(bins: int) -> npt.NDArray[np.float64]:
     return np.asarray(areas * np.maximum(0.0, np.minimum(rising, falling)), dtype=np.float64)
 
 
-class Loudness:
-    """Of a recording, block by block, and which blocks hold more than silence or steady noise."""
+class Voices:
+    """Tells voices from silence and steady noise by the loudness of the two hours around them, or of the recording if
+    it is shorter, and cuts it into windows of at most `most` blocks."""
 
-    def __init__(self, sound: FloatArray) -> None:
-        self._length = len(sound)
-        blocks = np.pad(sound, (0, -len(sound) % BLOCK)).reshape(-1, BLOCK).astype(np.float64)
-        level = 10 * np.log10((blocks**2).mean(axis=1) + 1e-12)
-        noise, voice = np.percentile(level, 10), np.percentile(level, 98)
-        self._voiced = level > max(SILENCE, min(noise + ABOVE_NOISE, voice + BELOW_VOICE))
-        self._smooth = np.convolve(np.pad(level, PAUSE // 2, mode="edge"), np.full(PAUSE, 1 / PAUSE), mode="valid")
+    def __init__(self, most: int) -> None:
+        self._most, self._first = most, 0  # the first block that is not yet in a window or passed over
+        self._level = np.zeros(0)  # of the blocks from there on, in dB
+        self._voiced = np.zeros(0, np.bool_)  # of those of them for which that is known
 
-    def windows(self, speech: SpeechConfig) -> list[slice]:
-        """Where the recording holds voices, in parts that the model hears at once. In samples."""
-        found, first, last, most = list[slice](), 0, len(self._voiced), speech.positions * TIME_SAMPLES // BLOCK
-        while len(voiced := np.flatnonzero(self._voiced[first:]) + first):
-            start, end = max(first, int(voiced[0]) - MARGIN), last
-            if last - start > most:
-                latest = start + most * 2 // 3  # the quietest place of the last third
-                end = latest + int(np.argmin(self._smooth[latest : start + most]))
-            heard = int(voiced[voiced < end][-1]) + 1
-            found.append(slice(start * BLOCK, min(min(end, heard + MARGIN) * BLOCK, self._length)))
-            first = end
-        return found
+    def add(self, sound: FloatArray | None) -> Iterator[tuple[int, BoolArray]]:
+        """The next minute, or the end. Gives the windows that are certain: the first block, and which are voiced."""
+        if sound is not None:
+            blocks = np.pad(sound, (0, -len(sound) % BLOCK)).reshape(-1, BLOCK).astype(np.float64)
+            self._level = np.append(self._level, 10 * np.log10((blocks**2).mean(axis=1) + 1e-12))
+        level = self._level[len(self._voiced) :]
+        if sound is not None and len(level) <= STRETCH:
+            return
+        noise, voice = np.percentile(level, (10, 98)).tolist()
+        voiced: BoolArray = level > max(SILENCE, min(noise + ABOVE_NOISE, voice + BELOW_VOICE))
+        self._voiced = np.append(self._voiced, voiced if sound is None else voiced[: STRETCH // 2])
+        while len(places := np.flatnonzero(self._voiced)):
+            start, end = max(0, int(places[0]) - MARGIN), len(self._voiced)
+            if end - start > self._most:
+                latest = start + self._most * 2 // 3  # the quietest place of the last third
+                around = np.arange(latest - PAUSE // 2, start + self._most + PAUSE // 2).clip(0, len(self._level) - 1)
+                end = latest + int(np.argmin(np.convolve(self._level[around], np.full(PAUSE, 1 / PAUSE), mode="valid")))
+            elif sound is not None:
+                return
+            heard = int(places[places < end][-1]) + 1
+            yield self._first + start, self._voiced[start : min(end, heard + MARGIN)]
+            self._pass(end)
+        self._pass(max(0, len(self._voiced) - MARGIN))
 
-    def voiced_seconds(self, span: slice) -> float:
-        return float(self._voiced[span.start // BLOCK : span.stop // BLOCK].sum() * BLOCK / SAMPLE_RATE)
+    def _pass(self, blocks: int) -> None:
+        self._first += blocks
+        self._level, self._voiced = self._level[blocks:], self._voiced[blocks:]

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import zlib
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,7 @@ from bough.core.files import shared_file
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.core.pooling import Pooling
 from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
-from bough.speech.sound import FloatArray, Loudness, features
+from bough.speech.sound import BLOCK, FloatArray, Window, features
 from bough.speech.words import Word, first_positions, words_of
 from bough.tokenizer.tokenizer import Tokenizer
 
@@ -85,40 +86,54 @@ class Transcriber:
         self, client: EngineClient, read: Callable[..., Awaitable[Inputs]], tokenizer: Tokenizer, speech: SpeechConfig
     ) -> None:
         self._client, self._read, self._tokenizer, self._speech = client, read, tokenizer, speech
+        self.language, self.samples = "", 0  # of the recording whose pieces have all come
 
-    async def pieces(self, sound: FloatArray, task: Task) -> AsyncGenerator[str | Segment, None]:
-        """The segments in their order and, with `stream`, before those of each window its text as it comes."""
-        loudness, turns = await asyncio.to_thread(Loudness, sound), asyncio.Semaphore(AT_ONCE)
-        spans, number = loudness.windows(self._speech), 0
-        queues = [asyncio.Queue[str | None]() for _ in spans]
+    async def pieces(
+        self, recording: AsyncGenerator[Window | int, None], task: Task
+    ) -> AsyncGenerator[str | Segment, None]:
+        """The segments in their order and, with `stream`, before those of each window its text as it comes. `recording`
+        is what `windows_of` finds."""
+        turns, number, more = asyncio.Semaphore(AT_ONCE), 0, True
+        begun = deque[tuple[asyncio.Queue[str | None], asyncio.Task[list[Segment]]]]()
 
-        async def work(span: slice, queue: asyncio.Queue[str | None]) -> list[Segment]:
+        async def work(window: Window, task: Task, queue: asyncio.Queue[str | None]) -> list[Segment]:
             try:
                 async with turns:
-                    return await self._window(sound, loudness, span, task, queue.put_nowait)
+                    return await self._window(window, task, queue.put_nowait)
             finally:
                 queue.put_nowait(None)
 
-        tasks = [asyncio.ensure_future(work(*each)) for each in zip(spans, queues, strict=True)]
         try:
-            for queue, working in zip(queues, tasks, strict=True):
+            while more or begun:
+                if more and len(begun) < 2 * AT_ONCE:
+                    found = await anext(recording, None)
+                    if isinstance(found, int):
+                        self.samples = found
+                        continue
+                    task = msgspec.structs.replace(task, language=task.language or await self._language_of(found))
+                    self.language, more = task.language, found is not None
+                    if found is not None:
+                        queue = asyncio.Queue[str | None]()
+                        begun.append((queue, asyncio.ensure_future(work(found, task, queue))))
+                    continue
+                queue, working = begun[0]
                 while (text := await queue.get()) is not None:
                     yield text
                 for segment in await working:
                     yield msgspec.structs.replace(segment, id=number)
                     number += 1
+                begun.popleft()
         finally:
-            for working in tasks:
+            await recording.aclose()
+            for _, working in begun:
                 working.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(working for _, working in begun), return_exceptions=True)
 
-    async def language(self, sound: FloatArray) -> str:
-        """That of the first window of a recording."""
+    async def _language_of(self, window: Window | None) -> str:
         if self._speech.english_only:
             return "en"
-        loudness, names = await asyncio.to_thread(Loudness, sound), self._languages()
-        first = next(iter(loudness.windows(self._speech)), slice(0, 0))
-        heard = await asyncio.to_thread(features, sound[first], self._speech)
+        sound, names = np.frombuffer(window.samples if window else b"", np.float32), self._languages()
+        heard = await asyncio.to_thread(features, sound, self._speech)
         answer = await self._ask(heard, [self._speech.start], _asked(0.0, [*names], 1))
         scores = answer.output_logprobs.chosen[0] or []
         return names[max(scores, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
@@ -142,13 +157,12 @@ class Transcriber:
         said = self._tokenizer.encode(" " + task.prompt.strip(), add_special_tokens=False)[-223:]
         return [first + tokens.SAID_BEFORE, *said, *ids] if task.prompt.strip() else ids
 
-    async def _window(
-        self, sound: FloatArray, loudness: Loudness, span: slice, task: Task, emit: Emit
-    ) -> list[Segment]:
-        found: list[Segment] = []
+    async def _window(self, window: Window, task: Task, emit: Emit) -> list[Segment]:
+        found, sound = list[Segment](), np.frombuffer(window.samples, np.float32)
+        span = slice(window.start, window.start + len(sound))
         prompt, silence = self._prompt(task), [self._speech.timestamps + tokens.NO_SPEECH]
         while True:
-            heard = await asyncio.to_thread(features, sound[span], self._speech)
+            heard = await asyncio.to_thread(features, sound, self._speech)
             for temperature in (task.temperature,) if task.stream or task.temperature else STEPS:
                 answer = await self._ask(heard, prompt, _asked(temperature, silence), emit if task.stream else None)
                 mean, silent = _mean_logprob(answer), _silence(answer)
@@ -171,8 +185,9 @@ class Transcriber:
                 for start, end, ids in spoken
             ]  # fmt: skip
             said = spoken[-1][1] if spoken else 0
-            span = slice(span.start + said, span.stop)
-            if not said or loudness.voiced_seconds(span) < REST_S:
+            span, sound = slice(span.start + said, span.stop), sound[said:]
+            rest = window.voiced[(span.start - window.start) // BLOCK : (span.stop - window.start) // BLOCK]
+            if not said or sum(rest) * BLOCK / SAMPLE_RATE < REST_S:
                 return found
 
     async def _times(

@@ -142,8 +142,7 @@ class Detokenizer:
     def _resume(self, message: Open, stream: Stream) -> None:
         """Takes in what the request had generated before. If that has ended it, all of its text was delivered with it,
         even what is held back until the end; only the end itself is still to be sent."""
-        ids = np.frombuffer(message.output_ids, dtype=np.int32).tolist()
-        stopped = _push(stream, ids, message.ended)
+        stopped = _push(stream, np.frombuffer(message.output_ids, dtype=np.int32).tolist(), message.ended)
         if stopped is None and message.ended is not None:
             stopped = _flush(stream, message.ended)
         replay = stream.take(message.handle)

@@ -29,8 +29,7 @@ class SplitRule:
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2)
-        return pre_tokenizers.Sequence([*steps, byte_level])
+        return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.gpt2)])
 
 
 def _split_rules() -> Iterator[tuple[str, SplitRule]]:

@@ -33,8 +33,7 @@ class TokenPieces(dict[int, "str | bytes"]):
         spelling = self._backend.id_to_token(token) if 0 <= token <= MAX_TOKEN_ID else None
         if spelling is None:
             return ""  # not kept: clients may name any id, and the table must not grow with them
-        piece = b"" if token in self._hidden else self._token_bytes(spelling)
-        self[int(token)] = found = _as_text(piece)
+        self[int(token)] = found = _as_text(b"" if token in self._hidden else self._token_bytes(spelling))
         return found
 
 

@@ -151,8 +151,7 @@ def _through_transformers(
         ) from error
     backend = getattr(theirs, "backend_tokenizer", None) or PythonBackend(theirs)
     special = _special_tokens(theirs.special_tokens_map)
-    templates = _named_templates(theirs.chat_template)
-    return _finish(backend, special, _make_template(chat_template, templates, special))
+    return _finish(backend, special, _make_template(chat_template, _named_templates(theirs.chat_template), special))
 
 
 def _finish(

@@ -144,8 +144,7 @@ def read_tekken(file: Path, config: Config) -> Read:
     shown = {entry["token_str"] for entry in listed if not entry["is_control"]}
     entries = content["vocab"][: settings["default_vocab_size"] - first]
     ranks = {b64decode(entry["token_bytes"]): entry["rank"] for entry in entries}
-    rule = SplitRule((settings["pattern"],), ignore_merges=True)
-    backend = _ranked_backend(ranks, first, special, shown, rule)
+    backend = _ranked_backend(ranks, first, special, shown, SplitRule((settings["pattern"],), ignore_merges=True))
     return backend, {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, **config}
 
 

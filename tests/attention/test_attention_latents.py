@@ -14,6 +14,7 @@ from bough.attention.base import AttentionBackend, AttentionSpec
 from bough.attention.invariant_backend import InvariantAttention
 from bough.attention.latent_prompts import LatentPrompts
 from bough.attention.split_backend import SplitAttention
+from bough.attention.torch_backend import TorchAttention
 from bough.attention.triton_backend import TritonAttention
 from bough.core.model_config import IndexConfig, LatentConfig, ModelConfig, RopeConfig
 from bough.distributed.topology import Topology
@@ -21,7 +22,10 @@ from bough.kernels.decode_attention.work import DecodeWork
 from bough.kernels.invariant_attention import triton as invariant
 from bough.kernels.invariant_ops import INVARIANT
 from bough.kernels.latent_attention import triton as expanded
+from bough.kernels.lora.triton import lora_
+from bough.kernels.ops import REFERENCE, Ops
 from bough.kernels.prefill_attention import triton as prefill
+from bough.layers.adapters import AdapterSlots
 from bough.models.llama import Llama
 from tests.fakes.forward import CPU, Forward, Step, load_model
 from tests.fakes.placements import placed
@@ -119,6 +123,53 @@ def test_back_ends_agree(make: Callable[[], AttentionBackend], page_size: int, c
         expected, found = plain.step(step), fast.step(step)
         for row in step:
             torch.testing.assert_close(found[row], expected[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "page_size", "config", "made"),
+    [
+        (TorchAttention, 4, CONFIG, None),
+        (TorchAttention, 1, CONFIG, 2000),
+        (triton_backend, 1, CONFIG, None),
+        (triton_backend, 4, CONFIG, 2000),
+        (lambda: SplitAttention(prefill=triton_backend(), decode=TorchAttention()), 1, CONFIG, None),
+        pytest.param(TorchAttention, 1, SPARSE, None, marks=pytest.mark.slow),
+        pytest.param(triton_backend, 1, SPARSE, None, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("ops", [REFERENCE, replace(REFERENCE, lora_=lora_)], ids=["torch", "triton"])
+def test_rows_with_adapters_have_what_merged_weights_give(
+    make: Callable[[], AttentionBackend],
+    page_size: int,
+    config: ModelConfig,
+    made: int | None,
+    ops: Ops,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the matrix that makes keys and values, of two ranks; cached tokens and new ones, with some of the heads at
+    once and with all."""
+    if made is not None:
+        monkeypatch.setattr("bough.attention.torch_backend.MAX_EXPANDED", made)
+        monkeypatch.setattr(latent_prompts, "MAX_EXPANDED", made)
+    monkeypatch.setattr("bough.kernels.registry.ops_for", lambda device, deterministic: ops)
+    slots, source = AdapterSlots(3), weights(config)
+    forward = Forward(load_model(config, source, adapters=slots), page_size)
+    forward.attention, forward.adapters[[0, 2, 3]] = make(), (3, 1, 3)
+    slots.reserve(8)
+    torch.manual_seed(0)
+    merged, names = [dict(source) for _ in range(4)], [name for name in source if "kv_b_proj" in name]
+    assert len(names) == config.num_layers
+    for slot, rank in ((1, 2), (3, 16)):
+        both = {name: (torch.randn(rank, 20), torch.randn(88, rank) * 0.1) for name in names}
+        slots.place(slot, {name.removesuffix(".weight"): of for name, of in both.items()})
+        merged[slot] |= {name: source[name] + up @ down for name, (down, up) in both.items()}
+    plain = [Forward(load_model(config, each), page_size) for each in merged]
+    for step in STEPS if config is CONFIG else SPARSE_STEPS:
+        expected, found = [each.step(step) for each in plain], forward.step(step)
+        for row in step:
+            own = expected[forward.adapters[row]][row]
+            assert not forward.adapters[row] or not torch.allclose(own, expected[0][row], atol=1e-2)
+            torch.testing.assert_close(found[row], own, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import InputReader, Inputs
+from bough.client.inputs import PART_TOKENS, InputReader, Inputs
 from bough.client.outputs import Piece, Timings
 from bough.client.replicas import Replicas
 from bough.core.errors import EngineDeadError, RequestError
@@ -285,6 +285,37 @@ def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
         assert port.sent == [] and client._answers == {} and client._rids == {}
 
     asyncio.run(go())
+
+
+def test_the_first_prompts_of_many_are_sent_before_the_last_are_read() -> None:
+    long, rids = [7] * (PART_TOKENS // 2), [f"r{number}" for number in range(5)]
+
+    async def go(*prompts: Any, rids: list[str] = rids) -> tuple[FakeScheduler, EngineClient]:
+        client, port = make_client()
+        inputs = READER.read(input_ids=list(prompts), rid=rids, in_parts=True)
+        assert inputs.prompts == () and inputs.batched
+        answers = asyncio.create_task(client.generate(inputs))
+        await asyncio.sleep(0)
+        if answers.done():
+            with pytest.raises(RequestError, match=r"whole numbers|IDs detected within the request"):
+                await answers
+            return port, client
+        begun = [message.handle for message in port.sent]
+        ends = [delta(handle, "x", [1], finish=FinishLength(1)) for handle in reversed(begun)]
+        client.receive(Deltas(ends))
+        assert [answer["meta_info"]["id"] for answer in await answers] == rids
+        return port, client
+
+    port, client = asyncio.run(go(long, long, long, long, [1, 2]))
+    assert [message.followed for message in port.sent] == [True, True, True, True, False]
+    assert [len(message.input_ids) // 4 for message in port.sent] == [*[len(long)] * 4, 2]
+    # What is wrong behind them ends them.
+    wrong = [asyncio.run(go(long, long, long, [1, None], [1])), asyncio.run(go(*[long] * 4, rids=[*rids[:3], "r0"]))]
+    for port, client in wrong:
+        sent, aborted = port.sent[:2], port.sent[2:]
+        assert [message.rid for message in sent] == rids[:2]
+        assert aborted == [Abort(message.handle) for message in sent]
+        assert client._answers == {} and client._rids == {}
 
 
 def test_usage_counts_the_prompt_that_was_used() -> None:

@@ -80,6 +80,7 @@ def test_options_hold_for_all_or_one_by_one() -> None:
         ({"prompt": [1]}, "list of strings"),
         ({"input_ids": "abc"}, "list of token ids"),
         ({"input_ids": [True]}, "whole numbers"),
+        ({"input_ids": [1, None]}, "whole numbers, got None"),
         ({"input_ids": [[1], [2.5]]}, "whole numbers"),
         ({"input_ids": [2**40]}, "outside the vocabulary"),
         ({"prompt": ["a", "b"], "sampling_params": [{}]}, "1 entries for 2"),

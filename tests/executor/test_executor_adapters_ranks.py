@@ -21,7 +21,7 @@ from tests.fakes.scheduler_bench import Bench
 
 PROMPTS = [[5, 6, 7], [*range(20, 60)], [90, VOCAB - 1], [11] * 17]
 ENDS = (EMBEDDING, HEAD, *LINEAR)
-LATENT = ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.o_proj")
+LATENT = tuple(f"self_attn.{name}" for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"))
 
 
 def tokens_of(executor: Executor, resolver: Path | None = None, *names: str) -> list[list[int]]:

@@ -167,6 +167,31 @@ def test_adapters_of_experts_and_of_the_ends_give_the_tokens_of_merged_weights(
     executor.close()
 
 
+OF_LATENTS: list[dict[str, Any]] = [
+    {"modules": ("kv_b_proj",), "strength": 0.5},
+    {"modules": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"), "rank": 20},
+    {"modules": ("q_b_proj", "o_proj")},
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("captured", [True, False])
+def test_adapters_of_latent_attention_give_the_tokens_of_merged_weights(
+    tmp_path: Path, load: Callable[..., tuple[LoadedWeights, Settings]], captured: bool
+) -> None:
+    small = {"num_attention_heads": 2, "num_key_value_heads": 2, "first_k_dense_replace": 2}  # the interpreter is slow
+    trained = train(tmp_path, OF_LATENTS, **{**MODELS["latent"], **small})
+    sizes = GraphSizes(decode=(4,), mixed=(8, 24), adapted=True) if captured else GraphSizes()
+    executor = build(*load(3, trained.base), sizes, capture=False)
+    bench = bench_of(executor, trained, 3, enable_mixed_chunk=True)
+    while executor.idle():
+        pass
+    check(bench, trained, 0)
+    used = [bool(graphs._uses) for graphs in (executor._adapted_graphs, executor._adapted_mixed_graphs)]
+    assert used == [captured] * 2
+    executor.close()
+
+
 @pytest.mark.slow
 def test_adapters_of_what_scales_shared_experts_give_the_tokens_of_merged_weights(
     tmp_path: Path, load: Callable[..., tuple[LoadedWeights, Settings]]

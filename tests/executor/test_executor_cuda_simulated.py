@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,6 +53,7 @@ from bough.memory.pools.group_pool import GroupPool, Part
 from bough.memory.pools.kv_pool import KVPool
 from bough.messages.requests import LogprobRequest
 from bough.models.registry import build_model
+from bough.scheduler.draft_lengths import DraftLengths
 from tests.disaggregation.test_disaggregation_pools import hand_over
 from tests.executor.test_executor_drafts import check_outputs
 from tests.executor.test_executor_mixed_inputs import CONFIG
@@ -1000,6 +1002,56 @@ def test_draft_models_guess_the_same_by_graphs_and_beside_the_host(
     assert len(verified) > 1 and all(step.width == 4 for step in verified)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["EAGLE3", pytest.param("STANDALONE", marks=pytest.mark.long)])
+def test_steps_are_plain_while_a_draft_model_sleeps(
+    kind: str, tmp_path: Path, verified: list[DraftedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take the graphs of an engine without one, prompts as well, and each is launched before the one ahead of it
+    is read; awake or asleep, or in turns, requests get the same."""
+    target, head = write_target(tmp_path / "target", layers=4), tmp_path / "head"
+    path = write_eagle3(head) if kind == "EAGLE3" else target
+    asked = {"speculative_algorithm": kind, "speculative_draft_model_path": path}
+    settings = Settings.from_flat({"dtype": "float32", "context_length": 64, **asked})
+    files = locate(str(target))
+    config = resolve_config(files, settings)
+    loaded, draft = load_model(files, settings, config, CPU), find_draft(settings, files, config)
+    assert draft is not None
+    limits = Limits(2, 2, (60,), 64, config.vocab_size, 32, "", drafts=3, adaptive_drafts=False)
+    graphs = GraphSizes(decode=(2,), mixed=(16, 32), drafted={1: (2,), 4: (2,)})
+    executor = assemble(loaded, settings, limits, graphs, draft=draft.load(settings, loaded))
+    while executor.idle():
+        pass
+    uses = [graphs._uses for graphs in (executor._decode_graphs, executor._mixed_graphs)]
+    answers, drafted, replayed = list[Any](), list[int](), list[int]()
+    knowing = [True], [True], [True, False, False, True], [False, False, False, True]
+    for resting, knows in zip(([False], [True], [False], [True, False]), knowing, strict=True):
+        rests, known = itertools.cycle(resting), itertools.cycle(knows)
+        monkeypatch.setattr(DraftLengths, "resting", property(partial(lambda rests, _: next(rests), rests)))
+        monkeypatch.setattr(DraftLengths, "knows_cost", partial(lambda known, *_: next(known), known))
+        before, ahead, bench = [uses_of.total() for uses_of in uses], set[int](), Bench(cast(Any, executor))
+        verified.clear()
+        for handle, prompt in enumerate(([20, 21, 5, 3, 7], [5, 6])):
+            bench.ask(handle, prompt, temperature=0.0, max_new_tokens=20, ignore_eos=True)
+        bench.turn(2)
+        while bench.scheduler._requests:
+            bench.turn()
+            ahead.add(len(bench.scheduler._in_flight))
+        answers.append(bench.out.outputs)
+        drafted.append(sum(step.width > 1 for step in verified))
+        replayed.append(min(uses_of.total() - was for uses_of, was in zip(uses, before, strict=True)))
+        assert 1 in ahead, "a step is launched before the one ahead of it is read"
+        for handle, prompt in enumerate(([20, 21, 5, 3, 7], [5, 6])):
+            bench.ask(10 + handle, [*prompt, *bench.out.outputs[handle], 4], temperature=0.0, max_new_tokens=6)
+        bench.run()
+        assert [bench.out.started[10 + handle].cached_tokens for handle in (0, 1)] == [24, 20]
+        answers[-1] |= bench.out.outputs
+    executor.close()
+    assert all(each == answers[0] for each in answers)
+    assert drafted[0] and not drafted[1] and drafted[2] and drafted[3]
+    assert replayed[0] == 0 and replayed[1] == 1 and not drafted[1]
+
+
 @pytest.mark.parametrize("by_host", [True, False])
 def test_pages_for_drafts_that_fail_keep_their_places(
     loaded: LoadedWeights, monkeypatch: pytest.MonkeyPatch, by_host: bool
@@ -1034,6 +1086,6 @@ def test_sizes_of_steps_with_drafts_are_few() -> None:
     assert sizes.drafted == drafted_sizes(4, 3) and sizes.decode[-1] == 4
     model_path = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "x"}
     beside = graph_sizes(weights, Settings.from_flat(model_path), shape, 0)
-    assert beside.drafted == drafted_sizes(64, 3) and not beside.decode and beside.scratch_bytes > 0
+    assert beside.drafted == drafted_sizes(64, 3) and beside.decode[-1] == 64 and beside.scratch_bytes > 0
     for flags in ({"check_ranks": True}, {"decode_attention_backend": "torch"}):
         assert not verified_drafts(weights, Settings.from_flat(NGRAM | flags))

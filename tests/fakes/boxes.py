@@ -34,6 +34,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "adapter",
         "media",
         "session",
+        "followed",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

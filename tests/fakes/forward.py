@@ -17,6 +17,8 @@ from bough.attention.context import ForwardContext
 from bough.attention.torch_backend import TorchAttention
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
+from bough.executor.adapters import adapter_rows
+from bough.layers.adapters import AdapterSlots
 from bough.memory.pools.kv_pool import KVPool
 from bough.models.base import CausalLM
 from bough.models.registry import build_model
@@ -31,9 +33,10 @@ def load_model(
     topology: Topology | None = None,
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
+    adapters: AdapterSlots | None = None,
 ) -> CausalLM:
     """A model with its slots filled from tensors by name."""
-    model = build_model(config, topology or Topology(), dtype, CPU, quantization=quantization)
+    model = build_model(config, topology or Topology(), dtype, CPU, quantization=quantization, adapters=adapters)
     for slot in model.slots():
         slot.fill(0, source[slot.name][slot.index])
     return model
@@ -61,6 +64,7 @@ class Forward:
         self.attention: AttentionBackend = TorchAttention()
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32)
         self.lengths = [0] * rows
+        self.adapters = np.zeros(rows, dtype=np.int64)  # their slots
         self._held = [0] * rows  # pages in each row's table
         # Free pages in a scattered order, so that no row's slots adjoin by luck.
         self._free = (np.random.default_rng(0).permutation(pages) + 1).tolist()
@@ -84,7 +88,8 @@ class Forward:
         batch = self._batch(tokens)
         self.attention.prepare(batch)
         ids = torch.tensor([token for new in tokens.values() for token in new])
-        ctx = ForwardContext(self.attention, self.pool, batch)
+        slots = self.adapters[[row for row, new in tokens.items() for _ in new]]
+        ctx = ForwardContext(self.attention, self.pool, batch, adapters=adapter_rows(slots, slots[:0]))
         hidden = self.model.forward(ids, ctx)
         logits = self.model.logits(hidden) if self._samples else hidden  # of which a stage before the last has none
         for row, new in tokens.items():

@@ -256,8 +256,10 @@ def test_a_large_body_arrives_whole(run: Run) -> None:
 def test_a_header_cannot_smuggle_another_request(run: Run) -> None:
     async def play() -> None:
         async with serving() as (client, server):
-            with pytest.raises(ConnectionError, match="line break"):
-                await client.request(server.origin, "GET", b"/", [(b"x", b"1\r\n\r\nGET /")], b"")
+            for value in (b"1\r\n\r\nGET /", b"1\n", b"1\r", b"\r1", b"\n\r", b"1\r\n"):
+                for headers in ([(b"x", value)], [(b"x", value), (b"y", b"2")], [(value, b"x")]):
+                    with pytest.raises(ConnectionError, match="line break"):
+                        await client.request(server.origin, "GET", b"/", headers, b"")
             assert not server.connections
 
     run(play())

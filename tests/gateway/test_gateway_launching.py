@@ -37,7 +37,8 @@ def test_a_key_that_the_user_chose_is_the_engines() -> None:
     async def main() -> None:
         async with desk() as d:
             engines = LocalEngines(GatewaySettings(launch=1, worker_api_key="chosen"), d.gateway.registry, pytest.fail)
-            assert engines._command(0)[1]["BOUGH_API_KEY"] == "chosen"
+            environment = engines._command(0)[1]
+            assert environment["BOUGH_API_KEY"] == environment["BOUGH_ADMIN_API_KEY"] == "chosen", "also for text"
             await engines.close()
 
     asyncio.run(main())

@@ -53,7 +53,9 @@ def test_disable_ui_takes_it_away() -> None:
     async def main() -> None:
         async with desk(disable_ui=True) as d:
             assert (await d.get("/ui"))[0] == 404 and (await d.get("/ui/app.js"))[0] == 404
-            assert (await d.get("/ui/tree/w"))[0] == 404 and (await d.get("/ui/timeline/w/0"))[0] == 404
+            for path in ("/ui/tree/w", "/ui/tree/w/text/1-0", "/ui/timeline/w/0", "/ui/timeline/w/0/r"):
+                status, answer = await d.get(path)
+                assert status == 404 and "There is no /ui" in str(answer)
 
     asyncio.run(main())
 
@@ -109,8 +111,10 @@ class WatchedWorker(FakeWorker):
                 await answer.write(piece)
                 await asyncio.sleep(0.02)
             await asyncio.sleep(60)
-        if request.path == "/ui/timeline":
-            return web.json_response({"since": request.query["since"]})
+        if request.path == "/ui/tree/text" and self.mode == "secretive":
+            return web.Response(status=403)
+        if request.path in ("/ui/timeline", "/ui/tree/text"):
+            return web.json_response(dict(request.query))
         return await super()._answer(request)
 
 
@@ -122,13 +126,23 @@ def test_a_workers_tree_and_timeline_are_shown_to_the_operator_and_are_no_reques
         keys = {"api_keys": ("k1",), "admin_api_key": "root", "worker_api_key": "w"}
         async with workers(fake), desk(fake, **keys) as d:
             (worker,) = d.gateway.registry
-            for path in (f"/ui/tree/{worker.id}", f"/ui/timeline/{worker.id}/0.5"):
+            ways = ("tree/{}", "tree/{}/text/1-0", "timeline/{}/0.5", "timeline/{}/0.5/chatcmpl-1")
+            for path in ("/ui/" + way.format(worker.id) for way in ways):
+                assert (await d.get(path))[0] == 401
                 assert (await d.get(path, headers={"Authorization": "Bearer k1"}))[0] == 401, "other clients' requests"
             d.gateway.registry.drain(worker)
             async with d.client.get(f"{d.url}/ui/tree/{worker.id}", headers=root) as response:
                 assert response.status == 200 and response.content_type == "text/event-stream"
                 assert await response.read() == TREE, "one snapshot, though the worker's stream goes on"
-            assert await d.get(f"/ui/timeline/{worker.id}/1.5", headers=root) == (200, {"since": "1.5"})
+            timeline, text = f"/ui/timeline/{worker.id}", f"/ui/tree/{worker.id}/text"
+            assert await d.get(f"{timeline}/1.5", headers=root) == (200, {"since": "1.5"})
+            asked = await d.get(f"{timeline}/0/a&since=9 b", headers=root)
+            assert asked == (200, {"since": "0", "rid": "a&since=9 b"}), "what a client named a request is no query"
+            assert await d.get(f"{text}/7-3", headers=root) == (200, {"node": "7-3"})
+            fake.mode = "secretive"
+            status, answer = await d.get(f"{text}/7-3", headers=root)
+            assert status == 502 and "must be the worker's --admin-api-key as well" in str(answer)
+            fake.mode = "ok"
             assert (await d.get("/ui/tree/nobody", headers=root))[0] == 404
             assert (await d.get("/routing", headers=root))[1]["requests"] == [], "a look is none"
             worker.api_key = "wrong"

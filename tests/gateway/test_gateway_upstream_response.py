@@ -39,7 +39,8 @@ class Flow:
 
 
 def response(flow: Flow | None = None, *, to_head: bool = False) -> UpstreamResponse:
-    return UpstreamResponse(cast(asyncio.Transport, flow or Flow()), to_head=to_head, on_close=lambda _: None)
+    loop = cast(asyncio.AbstractEventLoop, asyncio._get_running_loop())  # only those that wait need one
+    return UpstreamResponse(cast(asyncio.Transport, flow or Flow()), loop, to_head=to_head, on_close=lambda _: None)
 
 
 async def head_of(coming: UpstreamResponse) -> None:

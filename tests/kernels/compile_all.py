@@ -353,13 +353,19 @@ def launch_w4(dtype: torch.dtype, group: int, arch: str) -> None:
 def launch_lora(dtype: torch.dtype) -> None:
     """Adapters of the least rank and of the largest, over q, k and v."""
     bands = (slice(0, 4096), slice(4096, 5120), slice(5120, 6144))
-    x, tiles, slots = torch.zeros(ROWS, HIDDEN, dtype=dtype), torch.from_numpy(tiles_of(bands)), torch.zeros(ROWS, 3)
+    x, slots = torch.zeros(ROWS, HIDDEN, dtype=dtype), torch.zeros(ROWS, 3)
     for rank in (16, 256):
+        tiles = torch.from_numpy(tiles_of(bands))
         down, up = torch.empty(1, 3, rank, HIDDEN, dtype=dtype), torch.empty(1, 6144, rank, dtype=dtype)
-        stack = AdapterStack(down, up, slots[:1].int(), bands, tiles)
+        stack = AdapterStack(down, up, slots[:1].int(), tiles)
         for block_rows in (FEW_ROWS, MANY_ROWS):
             grouped = GroupedRows(slots[:, 0].int(), slots.int(), slots[:, 0].int(), block_rows)
             lora_(torch.zeros(ROWS, 6144, dtype=dtype), x, stack, grouped)
+        # Of 32 heads, from queries of which 128 numbers are multiplied to latents of which 512 are.
+        tiles = torch.from_numpy(tiles_of([slice(576 * head, 576 * head + 512) for head in range(32)], [0] * 32))
+        down, up = up.view(1, 32, 192, rank)[:, :, :128].transpose(2, 3), down[:, 0, :, :512].transpose(1, 2)
+        stack = AdapterStack(down, up, slots[:1, :1].int().expand(-1, 32), tiles, step=192)
+        lora_(torch.zeros(ROWS, 576 * 32, dtype=dtype), torch.zeros(ROWS, 6144, dtype=dtype), stack, grouped)
 
 
 def launch_states(dtype: torch.dtype, arch: str) -> None:

@@ -336,7 +336,7 @@ def test_experts_may_have_no_gates(tokens: int, kind: str, device: torch.device)
         bands, ranks = (slice(0, outputs),), torch.full((1, 1), 8, dtype=torch.int32, device=device)
         thin = torch.randn(FEW.experts, 1, 16, inputs, device=device) / 8
         back, tiles = torch.randn(FEW.experts, outputs, 16, device=device) / 4, torch.from_numpy(tiles_of(bands))
-        stacks.append(AdapterStack(thin, back, ranks, bands, tiles.to(device), FEW.experts))
+        stacks.append(AdapterStack(thin, back, ranks, tiles.to(device), FEW.experts))
     adapted = PairAdapters(*stacks, torch.ones(tokens, dtype=torch.int32, device=device)) if stacks else None
     routed = route(torch.randn(tokens, FEW.experts, device=device), FEW, None, count=tokens > 16)
     got = fast.multiply(x, ExpertMatrices(*weights, adapted=adapted), routed, "relu2")
@@ -433,7 +433,7 @@ def test_adapters_add_to_both_products_of_their_tokens_experts(tokens: int, kind
         down = torch.randn(2 * experts, len(bands), 16, inputs, device=device) / 8
         up = torch.randn(2 * experts, bands[-1].stop, 16, device=device) / 4
         tiles = torch.from_numpy(tiles_of(bands)).to(device)
-        stacks.append(AdapterStack(down, up, ranks.to(device), bands, tiles, experts))
+        stacks.append(AdapterStack(down, up, ranks.to(device), tiles, experts))
         for slot, of_slot in enumerate(ranks.tolist()):
             wide = merged[number][1 + slot] = merged[number][0].clone()
             for matrix, (band, rank) in enumerate(zip(bands, of_slot, strict=True)):

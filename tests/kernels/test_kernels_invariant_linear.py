@@ -30,7 +30,9 @@ def make(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize(("m", "n", "k", "piece"), [(5, 40, 128, 128), (50, 72, 336, 128), (33, 8, 40, 128)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "piece"), [(5, 40, 128, 128), (50, 72, 336, 128), (33, 8, 40, 128), (5, 1, 64, 128)]
+)
 def test_it_is_near_the_reference(
     device: torch.device, m: int, n: int, k: int, piece: int, parallel: bool, with_bias: bool, dtype: torch.dtype
 ) -> None:

@@ -38,6 +38,11 @@ def draw(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32, 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
 
 
+def expand(latents: torch.Tensor, weight: torch.Tensor, latent: LatentConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.einsum("tr,hor->tho", latents[:, : latent.rank], weight)
+    return reference.expand(latents, made, latent)
+
+
 @pytest.mark.parametrize("module", IMPLEMENTATIONS)
 @pytest.mark.parametrize("latent", LATENTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -144,7 +149,7 @@ def expected_decodes(q: torch.Tensor, paged: Paged, weight: torch.Tensor, latent
     """By the expanded form, in float64."""
     out = []
     for query, latents in zip(q.double(), paged.latents, strict=True):
-        k, v = reference.expand(latents.double(), weight.double(), latent)
+        k, v = expand(latents.double(), weight.double(), latent)
         scores = torch.einsum("hd,nhd->hn", query, k) * 0.2
         out.append(torch.einsum("hn,nhv->hv", scores.softmax(-1), v))
     return torch.stack(out)
@@ -231,7 +236,7 @@ def test_expanded_attention_of_ragged_rows(latent: LatentConfig, dtype: torch.dt
     fast.expanded_attention(q, made, read[:, latent.rank :], *places, scale=0.2, out=out, config=config)
     assert bool((out[:2] == 7.0).all()), "the first row has no blocks"
     for row in (1, 2):
-        k, v = reference.expand(rows[row].double(), weight.double(), latent)
+        k, v = expand(rows[row].double(), weight.double(), latent)
         own = slice(int(starts[row]), int(starts[row + 1]))
         table = torch.arange(len(k))[None]
         truth = paged_attention(q[own].double(), k, v, table, [0, own.stop - own.start], [context_lens[row]], 1, 0.2)
@@ -257,7 +262,7 @@ def test_deepseeks_widths(heads: int, cache_type: torch.dtype, device: torch.dev
     caches = (cache, cache[..., : latent.rank], paged.table, paged.rows)
     options = {"page_size": 16, "scale": scale, "k_scale": factor, "v_scale": factor}
     attended = decode.decode_attention(queries, *caches, paged.lengths, None, **options)
-    wide = [reference.expand(latents.double(), weight.double(), latent) for latents in rounded]
+    wide = [expand(latents.double(), weight.double(), latent) for latents in rounded]
     truth = []
     for query, (k, v) in zip(q.double(), wide, strict=True):
         scores = torch.einsum("hd,nhd->hn", query, k) * scale

@@ -32,7 +32,7 @@ def stack_of(inputs: int, rank: int, dtype: torch.dtype, device: torch.device) -
     padded = torch.zeros(4, 5, dtype=torch.int32)  # they stand beside those of other layers
     padded[:, 1:4] = ranks
     tiles = torch.from_numpy(tiles_of(BANDS)).to(device)
-    return AdapterStack(down.to(device, dtype), up.to(device, dtype), padded.to(device)[:, 1:4], BANDS, tiles)
+    return AdapterStack(down.to(device, dtype), up.to(device, dtype), padded.to(device)[:, 1:4], tiles)
 
 
 def grouped(slots: list[int], block_rows: int, padding: int, device: torch.device) -> GroupedRows:
@@ -89,7 +89,7 @@ def test_pairs_are_grouped_by_slot_and_expert(tokens: int, distinct: int) -> Non
     torch.manual_seed(0)
     ids = torch.stack([torch.randperm(6)[:2] for _ in range(tokens)]).int()
     slots = torch.arange(tokens, dtype=torch.int32) % (distinct + 1)
-    stack = AdapterStack(torch.zeros(6 * distinct, 1, 16, 1), *(torch.zeros(1),) * 2, (), torch.zeros(1), experts=6)
+    stack = AdapterStack(torch.zeros(6 * distinct, 1, 16, 1), *(torch.zeros(1),) * 3, experts=6)
     pairs, found = group_pairs(ids, slots, stack), torch.zeros(2 * tokens, dtype=torch.int64)
     for slot, first, count in pairs.blocks.tolist():
         assert count <= pairs.block_rows
@@ -99,4 +99,8 @@ def test_pairs_are_grouped_by_slot_and_expert(tokens: int, distinct: int) -> Non
 
 
 def test_tiles_lie_within_one_matrix() -> None:
-    assert tiles_of(BANDS).tolist() == [[0, 0, 1024], [0, 1024, 1100], [1, 1100, 1120], [2, 1120, 1158]]
+    expected = [[0, 0, 1024], [0, 1024, 1100], [1, 1100, 1120], [2, 1120, 1158]]
+    assert tiles_of(BANDS).tolist() == [[*tile, tile[1]] for tile in expected]
+    assert tiles_of(BANDS, (7, 0, 3)).tolist() == [
+        [*tile, line] for tile, line in zip(expected, (7, 1031, 0, 3), strict=True)
+    ]

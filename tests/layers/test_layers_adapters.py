@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bough.attention.context import AdapterRows, ForwardContext
+from bough.attention.context import ForwardContext
 from bough.core.model_config import MoEConfig
 from bough.distributed.topology import Topology
 from bough.executor.adapters import adapter_rows
+from bough.kernels.lora.reference import AdapterRows
 from bough.kernels.ops import REFERENCE
 from bough.kernels.quantize_rows.reference import QuantizedRows, quantize_rows
 from bough.layers.adapters import AdapterSlots

@@ -166,17 +166,18 @@ def test_a_row_that_has_lost_time_gets_no_drafts_and_holds_those_of_others_back(
     assert chosen.choose(rows(0, 1), ints(6, 0))[0] > 0, "what its drafts are likely to add counts"
 
 
-def device_drafting(count: int, *, adaptive: bool = True) -> Drafting:
-    """Rows whose drafts the device makes, up to three; the second is under a grammar, the third has three tokens left,
-    one of them for a step of its own, and the fifth is under a slow grammar."""
+def device_drafting(count: int, *, adaptive: bool = True, proposer: Any = None) -> Drafting:
+    """Rows whose drafts the device makes, up to three, where no `proposer` does; the second is under a grammar, the
+    third has three tokens left, one of them for a step of its own, and the fifth is under a slow grammar."""
     constraints = [SimpleNamespace(quick=row != 4) for row in range(count)]
     requests = [SimpleNamespace(count_drafts=lambda *counts: None, constraint=each) for each in constraints]
     table: Any = SimpleNamespace(requests=requests, handle=np.arange(count), serial=np.arange(count))
     table.constrained, table.max_new = np.arange(count) % 3 == 1, np.where(np.arange(count) == 2, 13, 100)
     table.sampled, table.request_in = np.full(count, 10), requests.__getitem__
     table.heeds_eos, table.has_stop_ids = np.arange(count) == 2, np.zeros(count, dtype=bool)
-    limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=3, adaptive_drafts=adaptive)
-    return Drafting(table, limits, None)
+    drafts = 3 if proposer is None else 0
+    limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=drafts, adaptive_drafts=adaptive)
+    return Drafting(table, limits, proposer)
 
 
 def test_drafts_of_the_device_are_for_rows_that_have_room() -> None:
@@ -186,33 +187,96 @@ def test_drafts_of_the_device_are_for_rows_that_have_room() -> None:
     assert not device_drafting(DRAFTED_ROWS + 1).decide(np.arange(DRAFTED_ROWS + 1)).some
 
 
-def test_drafts_of_the_device_that_never_hold_are_given_up() -> None:
-    drafting, widths = device_drafting(1), []
-    for _ in range(60):
-        widths.append(int(drafting.decide(rows(0)).widths[0]))
-        result: Any = SimpleNamespace(counts=ints(1))
-        result.device_span = (0.0, 1.0 + 0.3 * widths[-1])
-        step = rows(0), np.zeros(1, dtype=np.int64), ints(widths[-1])
-        drafting.after_step(*step, cast(StepResult, result), alone=True)
-    assert widths[:TRIALS] == [1] * TRIALS, "first it learns what steps without drafts take"
-    assert widths[TRIALS : 2 * TRIALS] == [2] * TRIALS and widths[20:].count(1) > 35
+class ModelStream:
+    """Requests in batches one after another, beside a draft model whose drafts hold with a probability. A step without
+    it takes 1."""
+
+    def __init__(self, count: int, drafted: float) -> None:
+        self._count, self._drafted, self._draw = count, drafted, random.Random(count)
+        self.drafting = device_drafting(count)
+        self._table: Any = self.drafting._table
+        self._table.constrained[:] = self._table.heeds_eos[:] = False
+        self._table.max_new, self._table.pages = np.full(count, 200), np.zeros((count, 1), dtype=np.int32)
+        self.seconds = self.plain_seconds = 0.0
+        self.kinds: list[tuple[int, bool]] = []  # of each step: the most tokens of a row; and whether it is plain
+
+    def answer(self, holds: float, tokens: int = 190) -> float:
+        """The speed against an engine without drafts."""
+        began, every = self.seconds, np.arange(self._count)
+        self._table.handle += 1000
+        self._table.sampled[:] = 200 - tokens
+        for row in every.tolist():
+            self.drafting.begin(row, ints())
+        while len(live := (self._table.sampled < 200).nonzero()[0]):
+            drafts = self.drafting.decide(live)
+            plain = self.drafting.leaves_out(drafts, live, [])
+            self.kinds.append((int(drafts.widths.max()), plain))
+            counts = np.array([self._held(int(width) - 1, holds) for width in drafts.widths], dtype=np.int32)
+            span = self.seconds, self.seconds + (1.0 if plain else self._drafted)
+            self.seconds = span[1]
+            result: Any = SimpleNamespace(counts=counts, device_span=span)
+            self.drafting.after_step(live, live, drafts.widths, cast(StepResult, result), alone=True, plain=plain)
+            self._table.sampled[live] += counts
+        return tokens / (self.seconds - began)
+
+    def _held(self, drafts: int, holds: float) -> int:
+        return 1 + next((i for i in range(drafts) if self._draw.random() > holds), drafts)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize(("drafted", "holds"), [(2.0, 0.0), (2.0, 0.3), (2.6, 0.6), (1.2, 0.0), (10.0, 0.9)])
+def test_a_draft_model_that_does_not_pay_falls_asleep(count: int, drafted: float, holds: float) -> None:
+    stream = ModelStream(count, drafted)
+    speeds = [stream.answer(holds) for _ in range(40)]
+    assert sum(speeds) > 0.985 * len(speeds) and min(speeds) > (0.94 if drafted < 3.0 else 0.85)
+    assert stream.kinds[: TRIALS + 1] == [(1, True)] * (TRIALS + 1), "first it learns what plain steps take"
+    assert sum(plain for _, plain in stream.kinds[TRIALS + 1 :]) > 0.95 * (len(stream.kinds) - TRIALS - 1)
+    assert any(width > 1 for width, _ in stream.kinds[1500:]), "it is tried again some day"
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_draft_model_that_pays_stays_awake_and_wakes_up(count: int) -> None:
+    stream = ModelStream(count, 1.5)
+    assert min(stream.answer(0.9) for _ in range(10)) > 1.5
+    for _ in range(30):
+        stream.answer(0.0)
+    assert stream.drafting._lengths.resting
+    assert max(stream.answer(0.9) for _ in range(40)) > 1.5
+
+
+def test_a_draft_model_has_no_part_for_what_begins_behind_a_gap() -> None:
+    """Pages whose request slept lack what the model would have computed; those of others do not, nor when they are
+    computed anew."""
+    drafting = device_drafting(3)
+    table: Any = drafting._table
+    table.pages, table.length = np.arange(1, 31).reshape(3, 10), np.array([3, 3, 3])
+    drafting._asleep[1] = True
+    drafting.grew(rows(0, 1), ints(1, 1), ints(3, 13), ints(1, 1))
+    drafting.begin(2, ints(1, 2, 3))
+    assert not drafting.leaves_out(drafting.without(rows(2)), rows(2), [])
+    assert not drafting.leaves_out(drafting.without(rows(1)), rows(1), [2])
+    drafting.begin(2, ints(12, 13))
+    assert drafting.leaves_out(drafting.without(rows(1)), rows(1), [2])
+    drafting.grew(rows(0), 3, ints(13), 1)
+    drafting.begin(2, ints(12, 13))
+    assert not drafting.leaves_out(drafting.without(rows(2)), rows(2), [])
 
 
 def test_what_a_device_waits_for_is_part_of_a_step_and_a_pause_is_not() -> None:
     chosen = device_drafting(1)._lengths
-    for step in range(TRIALS):
-        chosen.ran(rows(0), ints(1), 1, (step + 0.5, step + 1.0))  # half a second of waiting before each
+    for step in range(TRIALS + 1):
+        span = step + 0.5, step + 1.0  # half a second of waiting before each
+        chosen.ran(rows(0), ints(1), 1, span, plain=True)
     assert chosen._without.of(1) == 1.0
-    chosen.ran(rows(0), ints(1), 1, (100.0, 100.5))
+    chosen.ran(rows(0), ints(1), 1, (100.0, 100.5), plain=True)
     assert chosen._without.of(1) == 0.5
 
 
 def test_searches_in_vain_are_made_less_often_where_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     for step_s, most in ((1e-3, 60), (10.0, 1)):
-        drafting, clock, searches = device_drafting(1), iter(range(10_000)), 0
-        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: 1e-3 * next(clock))
         proposer: Any = SimpleNamespace(propose=lambda *_: (ints(), 0), most=3, adaptive=True)
-        drafting._proposer = proposer
+        drafting, clock, searches = device_drafting(1, proposer=proposer), iter(range(10_000)), 0
+        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: 1e-3 * next(clock))
         table: Any = drafting._table
         table.known, table.prompt_len = np.full(1, 20), np.full(1, 10)
         table.tokens = np.zeros((1, 30), dtype=np.int32)

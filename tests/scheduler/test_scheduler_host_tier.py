@@ -14,6 +14,7 @@ from bough.core.plan import StepResult
 from bough.core.settings import MemorySettings
 from bough.memory.tree.events import HOST, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from bough.messages.requests import FlushCache
+from bough.scheduler import host_tier
 from bough.scheduler.assembly import PlannedStep
 from bough.scheduler.host_tier import TRY_AGAIN, CopyRate, TieredCache
 from tests.fakes.executor import FakeExecutor, FakeTicket, oracle
@@ -81,6 +82,23 @@ def test_when_a_prefix_is_written(policy: str, copies: list[int]) -> None:
         ask(bench, prompt)
         seen.append(copied(bench, CopyPagesOut))
     assert seen == copies
+
+
+@pytest.mark.parametrize("pages", [64, 2000])
+def test_of_many_requests_a_few_are_written_beside_each_plan(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them in the end, and none later than what makes room for others on the device."""
+    used, prompts = [], [[1 + i] * 5 for i in range(24)]
+    for most in (3, 1000):
+        monkeypatch.setattr(host_tier, "AT_ONCE", most)
+        bench = bench_of(host=2000, executor=FakeExecutor(pages=pages, chunk_tokens=64))
+        for handle, prompt in enumerate(prompts):
+            bench.ask(handle, prompt, max_new_tokens=2)
+        bench.run()
+        assert not tier(bench).behind
+        used.append((tier(bench).figures["hicache_host_used_tokens"], copied(bench, CopyPagesOut)))
+    (few, times), (all_at_once, fewer_times) = used
+    assert few == all_at_once and times > fewer_times
+    assert few == 24 * 6 or pages == 64, "what leaves the device before its plan was launched is not copied"
 
 
 def test_selective_writes_what_was_found_again() -> None:

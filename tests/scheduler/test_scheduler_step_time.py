@@ -144,6 +144,24 @@ def test_a_full_step_waits_for_nobody() -> None:
     assert all(bench.out.outputs[h] == oracle(prompt(5000, h), 1) for h in (1, 2, 3, 4))
 
 
+@pytest.mark.parametrize("followed", [True, False])
+def test_a_step_waits_for_the_rest_of_a_burst_of_which_much_is_cached(followed: bool) -> None:
+    """Were nothing of the first ones cached, they would fill the step."""
+    bench = SlowBench(rows=200)
+    prefix, seen = prompt(1000, 1), len(bench.executor.plans)
+    prompts = [prefix + prompt(60, handle) for handle in range(140)]
+    for handle in range(20):
+        bench.ask(handle + 1, prompts[handle], max_new_tokens=2, followed=followed)
+    for handle in range(20, 140):
+        came = bench.now + 0.001 * (1 + handle // 16)
+        rest = generate(handle + 1, prompts[handle], max_new_tokens=2, followed=followed and handle < 139)
+        bench.due.append((came, rest))
+    bench.run()
+    first, second = (len(plan.rows) for plan in bench.executor.plans[seen : seen + 2])
+    assert first == 20 and (second == 140 if followed else second < 60)
+    assert all(bench.out.outputs[handle + 1] == oracle(each, 2) for handle, each in enumerate(prompts))
+
+
 def test_steps_whose_rows_are_all_taken_wait_for_nobody() -> None:
     bench = SlowBench(rows=3)
     for handle in (1, 2):

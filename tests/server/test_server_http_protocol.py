@@ -150,6 +150,15 @@ def test_a_length_that_is_not_known_is_not_called_none(method: bytes, status: in
     assert b"content-length" not in raw and b"chunked" not in raw and raw.endswith(b"\r\n\r\n")
 
 
+@pytest.mark.parametrize("value", [b"1\r\nx: 2", b"1\n", b"1\r", b"\n1", b"1\r\n"])
+def test_a_header_with_a_line_break_is_not_sent(value: bytes) -> None:
+    async def splits(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", value)], WHOLE_KEY: b"body"})
+
+    raw = answers(splits, b"GET / HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n")
+    assert raw.startswith(b"HTTP/1.1 500 ") and b"a: " not in raw.replace(b"content-", b"")
+
+
 @pytest.mark.parametrize("target", [b"http://x", b"http://x/", b"/"])
 def test_a_target_may_have_a_host(target: bytes) -> None:
     assert body_of(answers(echo, b"GET %b?a=b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (target, LAST))) == b"GET / a=b "

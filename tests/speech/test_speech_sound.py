@@ -14,11 +14,16 @@ import transformers
 
 from bough.core.errors import RequestError
 from bough.core.speech import SpeechConfig
-from bough.speech.sound import decode, features
+from bough.speech import sound as module
+from bough.speech.sound import MINUTE, Window, features, minutes, windows_of
 
 
 def speech(bins: int) -> SpeechConfig:
     return SpeechConfig({"num_mel_bins": bins, "max_source_positions": 1500}, 0, 0, 0)
+
+
+def decode(data: bytes) -> np.ndarray:
+    return np.concatenate([*minutes(data)])
 
 
 def tone(seconds: float, rate: int = 16_000) -> np.ndarray:
@@ -71,12 +76,27 @@ def test_every_kind_of_file_gives_the_same_sound(kind: str, rate: int, channels:
 )
 def test_what_is_no_sound_is_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        decode(data)
+        list(windows_of(data, 1500))
 
 
-def test_what_is_too_long_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^file is longer than 0\.01 minutes; send parts\.$"):
-        decode(written("wav", 16_000), most_seconds=0.6)
+@pytest.mark.parametrize("kind", ["flac", "mp3"])
+def test_windows_are_the_same_when_a_recording_is_decoded_twice(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, silence = io.BytesIO(), np.zeros(25 * 22_050)
+    sound = np.concatenate([silence, tone(40.0, 22_050), silence, tone(1.5, 22_050), silence])
+    soundfile.write(out, sound, 22_050, format=kind)
+    once = list(windows_of(out.getvalue(), 1500))
+    monkeypatch.setattr(module, "SHORT", 0)
+    twice = list(windows_of(out.getvalue(), 1500))
+    assert len(twice) > len(once), "more minutes were decoded"
+    windows = [each for each in twice if isinstance(each, Window)]
+    assert windows == [each for each in once if isinstance(each, Window)] and len(windows) == 3
+    whole = decode(out.getvalue())
+    for window in windows:
+        part = np.frombuffer(window.samples, np.float32)
+        assert np.array_equal(part, whole[window.start : window.start + len(part)])
+        assert len(window.voiced) == -(-len(part) // 320)
+    assert max(each for each in twice if isinstance(each, int)) == len(whole)
+    assert all(len(each) == MINUTE for each in [*minutes(out.getvalue())][:-1])
 
 
 @pytest.mark.parametrize("bins", [80, 128])

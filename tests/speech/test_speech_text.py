@@ -33,3 +33,9 @@ def test_subtitles() -> None:
     ]
     assert srt(segments) == ("1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:01:01,250 --> 01:01:02,000\na -> b\n\n")
     assert vtt(segments).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n\n01:01:01.250")
+
+
+def test_times_beyond_a_day() -> None:
+    segment = Segment(start=86_400.0 + 3 * 3600 + 62.5, end=100 * 3600 + 0.0004, text=" late", tokens=[1])
+    assert srt([segment]) == "1\n27:01:02,500 --> 100:00:00,000\nlate\n\n"
+    assert vtt([segment]) == "WEBVTT\n\n27:01:02.500 --> 100:00:00.000\nlate\n\n"

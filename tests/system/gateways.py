@@ -43,14 +43,15 @@ class GatewayProcess:
     def log(self) -> str:
         return self.errors.read_text(errors="replace")
 
-    def workers(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = httpx.get(f"{self.url}/workers", timeout=PATIENCE_S).json()["workers"]
+    def workers(self, headers: Mapping[str, str] = {}) -> list[dict[str, Any]]:
+        reply = httpx.get(f"{self.url}/workers", headers=headers, timeout=PATIENCE_S)
+        workers: list[dict[str, Any]] = reply.json()["workers"]
         return workers
 
-    def wait_for(self, count: int) -> None:
+    def wait_for(self, count: int, headers: Mapping[str, str] = {}) -> None:
         """Until so many workers are in rotation."""
         deadline = time.monotonic() + START_S
-        while sum(worker["is_healthy"] for worker in self.workers()) < count:
+        while sum(worker["is_healthy"] for worker in self.workers(headers)) < count:
             assert time.monotonic() < deadline, f"never {count} workers in rotation: {self.log()}"
             assert self.process.poll() is None, self.log()
             time.sleep(0.2)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +32,7 @@ SOURCE = ROOT / "clients" / "ui"
 AXE = SOURCE / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KEYS = ("--api-key", "user-key", "--admin-api-key", "admin-key")
+ONE_KEY = ("--api-key", "user-key", "--admin-api-key", "user-key")
 TIERS = ("--enable-hierarchical-cache", "--hicache-size", "1")
 with_builder = pytest.mark.skipif(
     not (SOURCE / "node_modules" / ".bin" / "vite").exists(), reason="`make ui` installs what builds the page"
@@ -40,6 +45,43 @@ def test_the_committed_files_are_built_from_the_source(tmp_path: Path) -> None:
     subprocess.run(["npx", "vite", "build", "--outDir", tmp_path, "--logLevel", "error"], cwd=SOURCE, check=True)
     built = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert built == {name: file.body for name, file in page_files().items()}, "run `make ui`"
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server with OpenAI's routes and no others."""
+
+    def do_GET(self) -> None:
+        models = {"object": "list", "data": [{"id": "stranger", "object": "model"}]}
+        self.reply(200 if self.path == "/v1/models" else 404, json.dumps(models))
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        usage = {"prompt_tokens": 3, "completion_tokens": 1}
+        choice = {"index": 0, "delta": {"content": "Nobody."}, "finish_reason": "stop"}
+        chunk = json.dumps({"id": "chatcmpl-1", "choices": [choice], "usage": usage})
+        self.reply(200, f"data: {chunk}\n\ndata: [DONE]\n\n", "text/event-stream")
+
+    def reply(self, status: int, text: str, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args: Any) -> None:
+        """Silent."""
+
+
+@contextlib.contextmanager
+def stranger() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as http:
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_address[1]}"
+        finally:
+            http.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +98,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     (images / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", SPECS["llava"].place))
     with (
         running(*KEYS, *TIERS, "--max-total-tokens", "20000") as server,
-        running(str(images), *FLAGS, "--served-model-name", "sees-images", *KEYS) as seeing,
+        running(str(images), *FLAGS, "--served-model-name", "sees-images", *ONE_KEY) as seeing,
         # One server under two names is two workers.
         running_gateway(
             "--worker-urls",
@@ -66,8 +108,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             "user-key",
             *KEYS,
         ) as gateway,  # fmt: skip
+        stranger() as other,
     ):
-        found = foreign.what_it_saw("page", server.url, "--gateway", gateway.url, "--images", seeing.url, *flags)
+        workers = ("--images", seeing.url, "--stranger", other)
+        found = foreign.what_it_saw("page", server.url, "--gateway", gateway.url, *workers, *flags)
         yield found | {"servers": sorted(urlsplit(url).netloc for url in (server.url, gateway.url))}
 
 
@@ -187,6 +231,28 @@ def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert "tokens" in seen["gateway_stats"]
     reason = re.search(r"\tCostPolicy; (\d+) % of the prompt cached on http://\S+\t1\t", seen["routed"])
     assert reason is not None and int(reason[1]) > 50, "the worker that has the long beginning got the second request"
+
+
+@pytest.mark.slow
+def test_on_a_gateways_page_an_answer_leads_to_its_timeline_at_its_worker(seen: dict[str, Any]) -> None:
+    order = ["tokenise", "queued", "prefill", "decode", "detokenise"]
+    assert [stage for stage in seen["gateway_stages"] if stage in order] == order
+    assert "8 generated" in seen["gateway_timeline"]
+    last = seen["routed"].splitlines()[0]
+    assert "/v1/chat/completions" in last and seen["worker_of_timeline"] in last
+    assert seen["after_the_other_worker"] == ["#timelines", True], "the answer is not there"
+
+
+@pytest.mark.slow
+def test_on_a_gateways_page_a_node_shows_its_text_if_the_worker_lets_the_gateway_read_it(seen: dict[str, Any]) -> None:
+    assert "must be the worker's --admin-api-key as well" in seen["text_without_right"]
+    assert "user" in seen["text_of_worker"] or "Name three trees" in seen["text_of_worker"]
+
+
+@pytest.mark.slow
+def test_a_worker_of_another_kind_has_no_link_and_makes_no_error(seen: dict[str, Any]) -> None:
+    assert "1 tokens" in seen["stranger_stats"] and seen["links_of_stranger"] == 0
+    assert len(seen["hints_of_stranger"]) == 2 and seen["errors_of_stranger"] == 0
 
 
 @pytest.mark.slow

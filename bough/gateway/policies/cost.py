@@ -6,7 +6,9 @@ of the device for each running request, those of other senders included. Short p
 spread as soon as requests queue. More than that is copied only to a worker with little in its cache or little to do.
 """
 
+import functools
 import itertools
+import operator
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,31 +51,22 @@ class CostPolicy(TextTreePolicy):
         cached = self.cached(request)
         held = self._with_home(workers, request, cached) if self.home_share else cached
         loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
-        speeds = [worker.speed for worker in workers if worker.speed]
-        mean_speed = sum(speeds) / len(speeds) if speeds else PRIOR_SPEED
-        step = STEP_S * mean_speed
-        step = step if step < STEP_TOKENS else STEP_TOKENS
-        near_tokens = step if step < NEAR_TOKENS else NEAR_TOKENS
+        mean_speed, step, near, alike = _pace(tuple([worker.speed for worker in workers]))
         self._recent.append(text[:HOME_CHARS])
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
             workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
         each, more = self.request_tokens, self.cache_weight - 1.0
         queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
-        whole = tokens + more * max(0.0, tokens - near_tokens)
-        costs = [before + whole for before in queued]
-        for place, worker in enumerate(workers) if held else ():
-            if share := held.get(worker.id):
-                left = tokens * (1.0 - share)
-                costs[place] = queued[place] + (left + more * (left - near_tokens) if left > near_tokens else left)
-        if held and tokens * max(held.values()) > near_tokens:
+        lefts = [tokens * (1.0 - held.get(worker.id, 0.0)) for worker in workers]
+        costs = list(map(operator.add, queued, [n + more * (n - near) if n > near else n for n in lefts]))
+        if held and tokens * max(held.values()) > near:
             copy = tokens + more * max(0.0, tokens - step)  # where little is yet, it may be computed in passing
             for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
                 costs[place] = min(costs[place], copy + queued[place])
-        if speeds and not (min(speeds) > NEAR_SPEED * mean_speed and NEAR_SPEED * max(speeds) < mean_speed):
-            for place, worker in enumerate(workers):
-                speed = worker.speed / mean_speed if worker.speed else 1.0
-                costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
-        least, turns = min(costs) + near_tokens, self._turns
+        for place, worker in () if alike else enumerate(workers):
+            speed = worker.speed / mean_speed if worker.speed else 1.0
+            costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
+        least, turns = min(costs) + near, self._turns
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
         equals = [(loads[place], turns[workers[place].id], place) for place, cost in enumerate(costs) if cost <= least]
         taken = workers[min(equals)[2]]
@@ -114,3 +107,13 @@ class CostPolicy(TextTreePolicy):
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)
         self._turns.pop(worker_id, None)
+
+
+@functools.lru_cache(maxsize=16)  # they change about once a second
+def _pace(speeds: tuple[float | None, ...]) -> tuple[float, float, float, bool]:
+    """The mean speed, the tokens of a step and those that are no difference, and whether the speeds are alike."""
+    known = [speed for speed in speeds if speed]
+    mean = sum(known) / len(known) if known else PRIOR_SPEED
+    step = min(STEP_S * mean, STEP_TOKENS)
+    alike = not known or (min(known) > NEAR_SPEED * mean and NEAR_SPEED * max(known) < mean)
+    return mean, step, min(step, NEAR_TOKENS), alike

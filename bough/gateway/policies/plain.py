@@ -35,8 +35,7 @@ class PowerOfTwoPolicy(RandomPolicy):
     """The less busy of two random workers."""
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
-        drawn = self._dice.sample(workers, min(2, len(workers)))
-        return Choice(min(drawn, key=pressure).id)
+        return Choice(min(self._dice.sample(workers, min(2, len(workers))), key=pressure).id)
 
 
 class LeastLoadedPolicy(RandomPolicy):

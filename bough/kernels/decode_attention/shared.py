@@ -98,8 +98,7 @@ def plan_shared(common: IntArray, rows_at_once: int, kv_heads: int, max_parts: i
             ]
         before[run.place : run.place + run.rows] += count
         own[run.place : run.place + run.rows] = run.end
-    starts = np.concatenate([[0], before.cumsum()]).astype(np.int32)
-    return SharedPlan(np.array(items, dtype=np.int32), starts, own)
+    return SharedPlan(np.array(items, dtype=np.int32), np.concatenate([[0], before.cumsum()]).astype(np.int32), own)
 
 
 class SharedWork:

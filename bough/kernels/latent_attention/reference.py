@@ -4,7 +4,6 @@
 """
 
 import torch
-import torch.nn.functional as F
 
 from bough.core.model_config import LatentConfig
 from bough.kernels.norm_rope_store.reference import angles_of, apply_rope, keep
@@ -54,10 +53,9 @@ def lift(
 
 def expand(
     latents: torch.Tensor,  # [tokens, rank + rope_dim]
-    weight: torch.Tensor,  # [heads, nope_dim + value_dim, rank]
+    made: torch.Tensor,  # [tokens, heads, nope_dim + value_dim], products of these
     latent: LatentConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys [tokens, heads, nope_dim + rope_dim] and values [tokens, heads, value_dim]."""
-    made = F.linear(latents[:, : latent.rank], weight.flatten(0, 1)).view(len(latents), *weight.shape[:2])
-    shared = latents[:, None, latent.rank :].expand(-1, len(weight), -1)
+    shared = latents[:, None, latent.rank :].expand(-1, made.shape[1], -1)
     return torch.cat((made[..., : latent.nope_dim], shared), dim=-1), made[..., latent.nope_dim :]

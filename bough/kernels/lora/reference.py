@@ -1,6 +1,10 @@
 """What adapters add, in plain torch, and how the rows of a step are grouped by their adapters."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +18,20 @@ MAX_RANK = 256  # of adapters; BOUGH_MAX_RANK of lora.h
 TILE_ROWS = 16  # of linear_tile.h
 
 Ints = npt.NDArray[np.int32]
+Tokens = slice | torch.Tensor  # places in a step
 
 
 class AdapterStack(NamedTuple):
     """The thin matrices that all slots hold for one layer, whose outputs are those of one matrix or of several. Of each
-    only the first `ranks` are ever read. A slot may hold them for each of a layer's experts, one behind the other."""
+    only the first `ranks` are ever read. A slot may hold them for each of a layer's experts, one behind the other. Both
+    may be strided: matrices of several heads may be one."""
 
     down: torch.Tensor  # [slots * experts, matrices, rank, inputs]
-    up: torch.Tensor  # [slots * experts, outputs, rank], scaled
+    up: torch.Tensor  # [slots * experts, lines, rank], scaled
     ranks: torch.Tensor  # [slots, matrices] int32; 0: the slot leaves this matrix alone
-    bands: tuple[slice, ...]  # the outputs of each matrix
-    tiles: torch.Tensor  # [tiles, 3] int32, see `tiles_of`
+    tiles: torch.Tensor  # [tiles, 4] int32, see `tiles_of`
     experts: int = 1
+    step: int = 0  # from the inputs of one matrix to those of the next; 0: all have the same
 
 
 class PackedStack(NamedTuple):
@@ -34,6 +40,8 @@ class PackedStack(NamedTuple):
     thin: npt.NDArray[np.int64]  # [slots, experts or 1, matrices, 3]: addresses of A and B in tiles, and their rank
     inputs: int
     bands: npt.NDArray[np.int64]  # [matrices + 1] where the outputs of each begin
+    step: int = 0  # as above
+    gap: int = 0  # numbers between the outputs of one matrix and of the next
 
 
 def to_tiles(matrix: torch.Tensor) -> torch.Tensor:
@@ -59,10 +67,12 @@ class PairAdapters(NamedTuple):
     slots: torch.Tensor  # [tokens] int32
 
 
-def tiles_of(bands: tuple[slice, ...]) -> Ints:
-    """The outputs in tiles that lie within one matrix: its number, the first of them and the end."""
+def tiles_of(bands: Sequence[slice], lines: Sequence[int] = ()) -> Ints:
+    """The outputs in tiles that lie within one matrix: its number, the first of them, the end, and the first's line of
+    `up`, of which each matrix has those from `lines` on, or those with the same numbers."""
     starts = [(n, start, band.stop) for n, band in enumerate(bands) for start in range(band.start, band.stop, TILE)]
-    return np.array([(n, start, min(start + TILE, stop)) for n, start, stop in starts], dtype=np.int32)
+    ahead = [line - band.start for line, band in zip(lines, bands, strict=True)] if lines else [0] * len(bands)
+    return np.array([(n, at, min(at + TILE, stop), at + ahead[n]) for n, at, stop in starts], dtype=np.int32)
 
 
 def group_rows(slots: torch.Tensor, most: int) -> GroupedRows:
@@ -81,6 +91,39 @@ def group_rows(slots: torch.Tensor, most: int) -> GroupedRows:
     return GroupedRows(order.int(), blocks[:count], slots, rows)
 
 
+class AdapterRows:
+    """Which tokens each adapter changes. After the last attention only `logits_indices` are left, so they are grouped
+    among those, too."""
+
+    def __init__(self, slots: torch.Tensor, ends: torch.Tensor, most: int) -> None:
+        """The slots of all tokens and of those [rows] int32, of `most` that there are."""
+        self._slots, self._ends, self._most = slots, ends, most
+        self._parts: dict[Any, GroupedRows] = {}
+
+    @property
+    def tokens(self) -> GroupedRows:
+        return self.at(slice(None))
+
+    @cached_property
+    def ends(self) -> GroupedRows:
+        return group_rows(self._ends, self._most)
+
+    def among(self, count: int, ends: torch.Tensor | None) -> GroupedRows:
+        """Of so many rows, which are all tokens or those at `ends`. Where these are as many, they are the same."""
+        return self.tokens if ends is None or len(ends) != count else self.ends
+
+    def at(self, tokens: Tokens) -> GroupedRows:
+        """Of rows that have the adapters of these tokens; layers that name the same ones share the groups."""
+        key = tokens.indices(len(self._slots)) if isinstance(tokens, slice) else tokens
+        if key not in self._parts:
+            self._parts[key] = group_rows(self._slots[tokens], self._most)
+        return self._parts[key]
+
+    def cut(self, part: slice) -> AdapterRows:
+        """Of some of the step's tokens, as a step."""
+        return AdapterRows(self._slots[part], self._ends, self._most)
+
+
 def group_pairs(ids: torch.Tensor, token_slots: torch.Tensor, stack: AdapterStack) -> GroupedRows:
     """Pairs of a token and an expert `ids` [tokens, per_token], by the token's slot and the expert: the slots of their
     blocks count the experts of all slots."""
@@ -93,7 +136,9 @@ def lora_(product: torch.Tensor, x: torch.Tensor, stack: AdapterStack, grouped: 
     for slot, first, count in grouped.blocks[grouped.blocks[:, 0] > 0].tolist():
         places = grouped.order[first : first + count]
         rows, ranks = x.index_select(0, places), stack.ranks[(slot - 1) // stack.experts].tolist()
-        for number, (band, rank) in enumerate(zip(stack.bands, ranks, strict=True)):
-            if rank:
-                thin = rows @ stack.down[slot - 1, number, :rank].T
-                product[:, band].index_add_(0, places, thin @ stack.up[slot - 1, band, :rank].T)
+        own = [rows[:, n * stack.step :][:, : stack.down.shape[3]] for n in range(len(ranks))]
+        thin = [x @ down[:rank].T for x, down, rank in zip(own, stack.down[slot - 1], ranks, strict=True)]
+        for matrix, begin, end, line in stack.tiles.tolist():
+            if rank := ranks[matrix]:
+                up = stack.up[slot - 1, line : line + end - begin, :rank]
+                product[:, begin:end].index_add_(0, places, thin[matrix] @ up.T)

@@ -108,8 +108,7 @@ class RadixTree:
         path, length, inside = self._walk(self._encode(key), namespace)
         count = (length + inside) // self._page_bytes
         pages = np.concatenate([NO_PAGES, *(node.pages for node in path)])[:count]
-        others = (group.present(names_of(path, index)[:count]) for index, group in enumerate(self._groups))
-        return pages, *others
+        return pages, *(group.present(names_of(path, index)[:count]) for index, group in enumerate(self._groups))
 
     def insert(
         self,

@@ -9,15 +9,15 @@ static void multiply(const linear_kernels *kernels, const float *tile, int64_t k
     kernels->product[BOUGH_FORMAT_F32]((const uint8_t *)tile, NULL, k, x, stride, rows, out);
 }
 
-/* A · x of neighbouring rows with one adapter. */
-static void shrink(const bough_lora *l, const bough_lora_rows *r, const bough_thin *own, int64_t first, int64_t count,
-                   float *thin, const linear_kernels *kernels) {
+/* A · x of neighbouring rows with one adapter; their inputs begin at `x`. */
+static void shrink(const bough_lora *l, const bough_lora_rows *r, const bough_thin *own, const float *x, int64_t first,
+                   int64_t count, float *thin, const linear_kernels *kernels) {
     int64_t width = bough_lora_width(l);
     for (int64_t rank = 0; rank < own->rank; rank += TILE_ROWS) {
         const float *tile = own->down + rank * l->inputs;
         tile_output out = {thin + rank, width, NULL, (int)at_most(TILE_ROWS, own->rank - rank)};
         if (r->x != NULL)
-            multiply(kernels, tile, l->inputs, r->x + first * r->x_stride, r->x_stride, count, &out);
+            multiply(kernels, tile, l->inputs, x + first * r->x_stride, r->x_stride, count, &out);
         for (int64_t row = first; r->x == NULL && row < first + count; row++, out.y += width)
             for (int i = 0; i < out.rows; i++) {
                 bool is_media = r->step->media != NULL && r->step->is_media[row];
@@ -41,7 +41,7 @@ static void expand(const bough_thin *own, const float *thin, int64_t width, floa
 
 /* How many pieces the work for a matrix has, of one block. */
 static int64_t pieces_of(const bough_lora *l, int64_t matrix, bool expands) {
-    return expands ? ceil_div(l->bands[matrix + 1] - l->bands[matrix], PIECE) : 1;
+    return expands ? ceil_div(l->bands[matrix + 1] - l->gap - l->bands[matrix], PIECE) : 1;
 }
 
 void bough_add_lora(const bough_lora *l, const bough_lora_rows *r, float *thin, bough_thread *thread) {
@@ -65,10 +65,10 @@ void bough_add_lora(const bough_lora *l, const bough_lora_rows *r, float *thin, 
                 const bough_thin *own = &l->thin[(r->slots[row] - 1) * l->matrices + matrix];
                 float *products = thin + row * bough_lora_width(l) + matrix * BOUGH_MAX_RANK;
                 if (!expands)
-                    shrink(l, r, own, row, past - row, products, kernels);
+                    shrink(l, r, own, r->x + matrix * l->step, row, past - row, products, kernels);
                 else
                     expand(own, products, bough_lora_width(l), r->y + row * r->y_stride + band, r->y_stride, past - row,
-                           at, at_most(at + PIECE, l->bands[matrix + 1] - band), kernels);
+                           at, at_most(at + PIECE, l->bands[matrix + 1] - l->gap - band), kernels);
             }
         }
         bough_barrier(thread);

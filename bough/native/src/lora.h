@@ -21,6 +21,7 @@ typedef struct {
     const bough_thin *thin; /* [slots][matrices]; of experts [slots][experts][matrices] */
     int64_t matrices, inputs;
     const int64_t *bands; /* [matrices + 1] where the outputs of each begin */
+    int64_t step, gap;    /* from the inputs of one to those of the next, 0: all have the same; between their outputs */
 } bough_lora;
 
 /* Rows and where their results go. */

@@ -212,8 +212,7 @@ async def model_info(context: ServerContext, request: Request) -> Response:
 
 
 async def weight_version(context: ServerContext, request: Request) -> Response:
-    described = describe_model(context, await known_states(context))
-    return json_response({"weight_version": described["weight_version"]})
+    return json_response({"weight_version": describe_model(context, await known_states(context))["weight_version"]})
 
 
 async def server_info(context: ServerContext, request: Request) -> Response:

@@ -132,5 +132,4 @@ def _writer(
 async def _answer(
     context: ServerContext, request: Request, body: requests.AnswerFields, inputs: Inputs, form: AnswerFormat | None
 ) -> Response:
-    writer = _writer(context, body, form)
-    return await respond(context.client, request, inputs, writer, stream=body.stream is not False)
+    return await respond(context.client, request, inputs, _writer(context, body, form), stream=body.stream is not False)

@@ -16,49 +16,85 @@ from starlette.responses import PlainTextResponse, Response
 
 from bough.core.errors import RequestError
 from bough.core.pipe_process import ProcessPool
-from bough.core.speech import SAMPLE_RATE, SpeechConfig
+from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 from bough.server.bodies import read_bytes, validation_error
 from bough.server.context import ServerContext
 from bough.server.endpoint import BINARY, EVENTS, OPENAI, Endpoint, json_response
 from bough.server.errors import openai_shape
 from bough.server.streaming import EventStream, json_event, while_connected
-from bough.speech.decoder import TIMEOUT_S, read_answer
-from bough.speech.sound import FloatArray
+from bough.speech.decoder import TIMEOUT_S, Part, read_answer
+from bough.speech.sound import BLOCK, MINUTE, Window
 from bough.speech.transcriber import Segment, Task, Transcriber
 
 MAX_PARTS = 64  # of a form
 MAX_HEAD = 4096  # bytes of a part's headers that are read
 DECODERS = 4  # recordings that are decoded at the same time
-MOST_HELD = 4 * 3600 * SAMPLE_RATE  # samples of all recordings that are being heard: a gigabyte
+MOST_LONG, MOST_STARTS = 8, 4  # long ones that are heard at the same time; how often one begins again
+MOST_HELD = 120 * MINUTE * 4  # bytes of all windows that are being heard, before another part is decoded
 LOOK_S, GRACE_S = 0.1, 10.0
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
+Pieces = AsyncGenerator[str | Segment, None]
 # The form as the OpenAPI page has it: the file, and what else is said of it.
 SAID = [(each.name, each.type, each.default) for each in msgspec.structs.fields(Task) if each.name != "translate"]
 RecordingForm = msgspec.defstruct("RecordingForm", [("file", BINARY), ("model", str, ""), *SAID], kw_only=True)
 
 
 class Recordings:
-    """Decodes recordings, and bounds what they hold together: hours of silence make a small file. Those beyond wait
-    until others have been heard."""
+    """Decodes recordings: short ones at once, in a few processes, each longer one as it is heard, in a process of its
+    own. Bounds how many there are, and what their windows hold together; further ones wait."""
 
-    def __init__(self, warm: bool) -> None:
-        self._decoders, self._held = asyncio.Semaphore(DECODERS), 0
-        self._pool = ProcessPool("bough.speech.decoder", b"", DECODERS)
-        if warm:
+    def __init__(self, speech: SpeechConfig | None) -> None:
+        self._turns, self._long = asyncio.Semaphore(DECODERS), asyncio.Semaphore(MOST_LONG)
+        self._blocks = speech.positions * TIME_SAMPLES // BLOCK if speech else 0
+        self._pool, self._held = self._decoders(DECODERS, goes_on=False), 0
+        if speech is not None:
             threading.Thread(target=self._pool.warm, daemon=True).start()
 
-    async def read(self, file: bytes) -> FloatArray:
-        async with self._decoders:
-            sound = read_answer(await asyncio.to_thread(self._pool.exchange, file, TIMEOUT_S + GRACE_S))
-            while self._held and self._held + len(sound) > MOST_HELD:
-                await asyncio.sleep(LOOK_S)
-        self._held += len(sound)
-        weakref.finalize(sound, self._release, len(sound))
-        return sound
+    async def read(self, file: bytes) -> AsyncGenerator[Window | int, None]:
+        """What `windows_of` finds. Whoever has a window holds its room."""
+        part, heard = await self._part(self._pool, file), 0
+        if part[-1] is None:
+            while (found := part.pop(0)) is not None:
+                yield found
+            return
+        async with self._long:
+            pool = self._decoders(1, goes_on=True)
+            try:
+                for _ in range(MOST_STARTS):  # again where a process has taken the place of one that was killed
+                    part = await self._part(pool, file)
+                    while part:
+                        if (found := part.pop(0)) is None:
+                            return
+                        if isinstance(found, int) or found.start >= heard:
+                            heard = heard if isinstance(found, int) else found.start + 1
+                            yield found
+                        part = part or await self._part(pool, b"")
+                text = "file could not be decoded: its process was killed; send it again."
+                raise RequestError(text, status_code=503)
+            finally:
+                threading.Thread(target=pool.close, daemon=True).start()
 
-    def _release(self, samples: int) -> None:
-        self._held -= samples
+    def _decoders(self, size: int, *, goes_on: bool) -> ProcessPool:
+        return ProcessPool("bough.speech.decoder", msgspec.msgpack.encode((self._blocks, goes_on)), size)
+
+    async def _part(self, pool: ProcessPool, message: bytes) -> Part:
+        async with self._turns:
+            while self._held > MOST_HELD:
+                await asyncio.sleep(LOOK_S)
+            asked = asyncio.ensure_future(asyncio.to_thread(pool.exchange, message, TIMEOUT_S + GRACE_S))
+            try:
+                part = read_answer(await asyncio.shield(asked))
+            finally:
+                await asyncio.wait([asked])  # its process is not free before, also if the client has left
+        for each in part:
+            if isinstance(each, Window):
+                self._held += len(each.samples)
+                weakref.finalize(each, self._release, len(each.samples))
+        return part
+
+    def _release(self, size: int) -> None:
+        self._held -= size
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, list[bytes]]:
@@ -97,7 +133,7 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
     common["own_bodies"] = (("multipart/form-data", RecordingForm),)
     given, name = context.model.limits.get("speech"), context.model.name
     speech = None if given is None else msgspec.convert(given, SpeechConfig)
-    recordings = Recordings(warm=speech is not None)
+    recordings = Recordings(speech)
 
     async def answer(request: Request, translate: bool = False) -> Response:
         if speech is None:
@@ -113,12 +149,11 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
             raise RequestError(f"{name} knows English only; leave language out.", field="language")
         if not file:
             raise RequestError("file is missing: send the recording as a part of the form.", field="file")
-        sound = await recordings.read(file)
         transcriber = Transcriber(context.client, context.read_inputs, context.require_tokenizer(), speech)
-        task = msgspec.structs.replace(task, language=task.language or await transcriber.language(sound))
+        pieces = transcriber.pieces(recordings.read(file), task)
         if task.stream:
-            return EventStream(_events(transcriber, sound, task), lambda each: json_event(openai_shape(each)))
-        return await while_connected(request, _whole(transcriber, sound, task))
+            return EventStream(_events(transcriber, pieces), lambda each: json_event(openai_shape(each)))
+        return await while_connected(request, _whole(transcriber, pieces, task))
 
     return [
         Endpoint("/v1/audio/transcriptions", answer, "A recording to its text", **common),
@@ -126,16 +161,16 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
     ]
 
 
-async def _whole(transcriber: Transcriber, sound: FloatArray, task: Task) -> Response:
-    segments = [each async for each in transcriber.pieces(sound, task) if isinstance(each, Segment)]
+async def _whole(transcriber: Transcriber, pieces: Pieces, task: Task) -> Response:
+    segments = [each async for each in pieces if isinstance(each, Segment)]
     text = "".join(each.text for each in segments).strip()
     plain = {"text": f"{text}\n", "srt": srt(segments), "vtt": vtt(segments)}
     if task.response_format in plain:
         return PlainTextResponse(plain[task.response_format])
-    shown: dict[str, Any] = {"text": text, "usage": _usage(sound)}
+    shown: dict[str, Any] = {"text": text, "usage": _usage(transcriber)}
     if task.response_format == "verbose_json":
-        shown |= {"task": "translate" if task.translate else "transcribe", "language": task.language}
-        shown["duration"] = len(sound) / SAMPLE_RATE
+        shown |= {"task": "translate" if task.translate else "transcribe", "language": transcriber.language}
+        shown["duration"] = transcriber.samples / SAMPLE_RATE
         if task.timestamp_granularities != ("word",):
             shown["segments"] = [msgspec.structs.replace(each, words=msgspec.UNSET) for each in segments]
         if "word" in task.timestamp_granularities:
@@ -143,19 +178,19 @@ async def _whole(transcriber: Transcriber, sound: FloatArray, task: Task) -> Res
     return json_response(shown)
 
 
-async def _events(transcriber: Transcriber, sound: FloatArray, task: Task) -> AsyncGenerator[bytes, None]:
+async def _events(transcriber: Transcriber, pieces: Pieces) -> AsyncGenerator[bytes, None]:
     whole = ""
-    async with contextlib.aclosing(transcriber.pieces(sound, task)) as pieces:
+    async with contextlib.aclosing(pieces):
         async for piece in pieces:
             if isinstance(piece, str):
                 delta = piece if whole else piece.lstrip()
                 whole += delta
                 yield json_event({"type": "transcript.text.delta", "delta": delta})
-    yield json_event({"type": "transcript.text.done", "text": whole, "usage": _usage(sound)})
+    yield json_event({"type": "transcript.text.done", "text": whole, "usage": _usage(transcriber)})
 
 
-def _usage(sound: FloatArray) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(len(sound) / SAMPLE_RATE)}
+def _usage(transcriber: Transcriber) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(transcriber.samples / SAMPLE_RATE)}
 
 
 def srt(segments: Sequence[Segment]) -> str:

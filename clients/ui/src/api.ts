@@ -28,9 +28,10 @@ interface Options {
   access?: Access;
   body?: unknown;
   signal?: AbortSignal;
+  quiet?: boolean; // a missing key is not asked for
 }
 
-export async function call(path: string, { access = "api", body, signal }: Options = {}): Promise<Response> {
+export async function call(path: string, { access = "api", body, signal, quiet = false }: Options = {}): Promise<Response> {
   const key = keyFor(access);
   const headers: Record<string, string> = key ? { authorization: `Bearer ${key}` } : {};
   const init: RequestInit = { headers, cache: "no-store", ...(signal && { signal }) };
@@ -43,7 +44,7 @@ export async function call(path: string, { access = "api", body, signal }: Optio
   if (response.ok) return response;
   const error = new ApiError(response.status, await reason(response));
   // A call that began before a key was given must not ask for it again.
-  if (response.status === 401 && key === keyFor(access)) window.dispatchEvent(new CustomEvent("bough-key-wanted", { detail: access }));
+  if (response.status === 401 && key === keyFor(access) && !quiet) window.dispatchEvent(new CustomEvent("bough-key-wanted", { detail: access }));
   throw error;
 }
 

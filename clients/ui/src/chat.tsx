@@ -1,12 +1,13 @@
 // Chat: answers as they come, branches, tools, and two models or settings side by side.
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { json, messageOf } from "./api";
+import { json, messageOf, ofGateway } from "./api";
 import { Conversation, ROOT, type Turn } from "./conversation";
 import { count } from "./format";
 import { generate } from "./generate";
 import { Message } from "./message";
 import { type Sampling, SamplingForm, storedSampling } from "./sampling";
+import { findWorker } from "./worker";
 
 /** A conversation with the settings of its answers. Outlives a look at another view. */
 class Side {
@@ -49,10 +50,14 @@ export function Chat(): VNode {
         void whichSee(names).then(setSeeing);
       }, (error) => setStatus(messageOf(error)));
     };
+    const link = (): void => both.forEach(({ conversation }) => conversation.turns.forEach(linkToTimeline));
     ask();
+    link(); // a key may have been given in another view
     window.addEventListener("bough-keys", ask);
+    window.addEventListener("bough-keys", link);
     return () => {
       window.removeEventListener("bough-keys", ask);
+      window.removeEventListener("bough-keys", link);
       cancelAnimationFrame(frame);
       redraw = () => undefined;
     };
@@ -71,6 +76,7 @@ export function Chat(): VNode {
     turn.busy = false;
     if (side.running === control) side.running = null;
     redraw();
+    linkToTimeline(turn);
     setStatus(turn.error || `Answer complete: ${turn.stats ? count(turn.stats.outputTokens) : "no"} tokens.`);
   };
   return (
@@ -162,6 +168,11 @@ function Talk({ side, alone, model, onAnswer }: TalkProps): VNode {
       ))}
     </div>
   );
+}
+
+/** On a gateway's page the worker that has the timeline must be found first. */
+function linkToTimeline(turn: Turn): void {
+  if (ofGateway && turn.rid && turn.worker === null && !turn.busy) void findWorker(turn).then(() => redraw());
 }
 
 async function modelNames(): Promise<string[]> {

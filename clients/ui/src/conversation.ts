@@ -25,6 +25,8 @@ export interface Turn {
   calls: ToolCall[]; // that the model made
   callId: string; // of a tool's result: the call that it answers
   rid: string; // of an answer: its request
+  requestId: string; // of an answer: as a gateway's routing decisions name it
+  worker: string | null; // of an answer, on a gateway's page: who has its timeline; empty: nobody; null: not known yet
   busy: boolean;
   error: string;
   stats: Stats | null;
@@ -46,7 +48,8 @@ export class Conversation {
 
   add(parent: number, role: Turn["role"], text = "", images: string[] = [], callId = ""): Turn {
     const turn: Turn = {
-      id: this.turns.length, parent, role, text, images, callId, calls: [], rid: "", thinking: "", busy: false, error: "", stats: null,
+      id: this.turns.length, parent, role, text, images, callId, calls: [], rid: "", requestId: "", worker: null, thinking: "",
+      busy: false, error: "", stats: null,
     };
     this.turns.push(turn);
     this.chosen.set(parent, turn.id);

@@ -34,7 +34,9 @@ export async function generate(
     const messages = conversation.before(turn).map(messageOfTurn);
     if (sampling.system) messages.unshift({ role: "system", content: sampling.system });
     const body = { model, messages, stream: true, stream_options: { include_usage: true }, ...requestFields(sampling) };
-    for await (const data of events(await call("/v1/chat/completions", { body, signal }))) {
+    const response = await call("/v1/chat/completions", { body, signal });
+    turn.requestId = response.headers.get("x-request-id") ?? "";
+    for await (const data of events(response)) {
       if (data === "[DONE]") break;
       const chunk: Chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);

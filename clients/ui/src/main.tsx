@@ -12,25 +12,25 @@ import { OfWorker } from "./worker";
 
 interface View {
   title: string;
-  show: (about: string) => VNode; // what follows the view's name in the address
+  show: (about: string, worker: string) => VNode; // what follows the view's name in the address
 }
 
 const VIEWS: Record<string, View> = {
   chat: { title: "Chat", show: () => <Chat /> },
   overview: { title: "Overview", show: () => <Overview /> },
   ...(ofGateway && { gateway: { title: "Gateway", show: () => <Gateway /> } }),
-  timelines: { title: "Timelines", show: (rid) => <OfWorker show={(source) => <Timelines rid={rid} source={source} />} /> },
-  tree: { title: "Tree", show: () => <OfWorker show={(source) => <Tree source={source} />} /> },
+  timelines: { title: "Timelines", show: (rid, worker) => <OfWorker wanted={worker} show={(source) => <Timelines rid={rid} source={source} />} /> },
+  tree: { title: "Tree", show: () => <OfWorker wanted="" show={(source) => <Tree source={source} />} /> },
 };
 
-function place(): [string, string] {
-  const [view = "", about = ""] = location.hash.slice(1).split("/");
+function place(): [string, string, string] {
+  const [view = "", about = "", worker = ""] = location.hash.slice(1).split("/");
   try {
-    if (Object.hasOwn(VIEWS, view)) return [view, decodeURIComponent(about)];
+    if (Object.hasOwn(VIEWS, view)) return [view, decodeURIComponent(about), decodeURIComponent(worker)];
   } catch {
     // a link that was cut, such as #timelines/%
   }
-  return ["chat", ""];
+  return ["chat", "", ""];
 }
 
 interface Asked {
@@ -39,7 +39,7 @@ interface Asked {
 }
 
 function App(): VNode {
-  const [[view, about], setView] = useState(place);
+  const [[view, about, worker], setView] = useState(place);
   const [asked, setAsked] = useState<Asked | null>(null);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -73,7 +73,7 @@ function App(): VNode {
         </nav>
         <button type="button" class="quiet" onClick={() => setAsked({ first: "api", refused: false })}>Keys</button>
       </header>
-      <main ref={main} tabIndex={-1} aria-label={title}>{show(about)}</main>
+      <main ref={main} tabIndex={-1} aria-label={title}>{show(about, worker)}</main>
       {asked && <KeyDialog {...asked} onClose={() => setAsked(null)} />}
     </>
   );

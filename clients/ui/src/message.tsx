@@ -1,10 +1,10 @@
 // One turn of a conversation, with what it cost, its branches, and the tools that it calls.
 import type { VNode } from "preact";
 import { useRef, useState } from "preact/hooks";
-import { ofGateway } from "./api";
 import type { Conversation, ToolCall, Turn } from "./conversation";
 import { count, duration, percent } from "./format";
 import { Markdown } from "./markdown";
+import { timelineOfAnswer } from "./worker";
 
 interface MessageProps {
   turn: Turn;
@@ -62,7 +62,7 @@ export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResu
         {answer && idle && (
           <button type="button" class="small quiet" onClick={() => onAgain(conversation.turns[turn.parent]!)}>Regenerate</button>
         )}
-        {answer && turn.rid && !turn.busy && !ofGateway && <a class="small" href={`#timelines/${encodeURIComponent(turn.rid)}`}>Timeline</a>}
+        {answer && !turn.busy && timelineOfAnswer(turn) && <a class="small" href={timelineOfAnswer(turn)}>Timeline</a>}
       </div>
     </article>
   );

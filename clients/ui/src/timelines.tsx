@@ -5,7 +5,7 @@ import { json } from "./api";
 import { count, duration, percent } from "./format";
 import { usePolling } from "./polling";
 import { type Answer, endOf, Recording, type Request, type Stage, type Step } from "./timeline";
-import type { Source } from "./worker";
+import { hasNoPage, NO_PAGE, type Source } from "./worker";
 
 const EVERY_MS = 1000;
 const LISTED = 30;
@@ -34,6 +34,7 @@ export function Timelines({ rid, source }: { rid: string; source: Source }): VNo
   const [windowS, setWindowS] = useState(10);
   const [rank, setRank] = useState(0);
   const [chosen, setChosen] = useState<number | null>(null);
+  const [told, setTold] = useState(true);
   const held = useRef(paused);
   held.current = paused;
   const latest = useRef(replicas);
@@ -43,8 +44,14 @@ export function Timelines({ rid, source }: { rid: string; source: Source }): VNo
     if (held.current && latest.current.length) return;
     const since = Math.min(...latest.current.map((each) => each.since));
     const from = (Number.isFinite(since) ? since : 0).toFixed(6);
-    const path = source.worker ? `/ui/timeline/${source.worker}/${from}` : `/ui/timeline?${new URLSearchParams({ since: from, rid })}`;
-    const answer = await json<{ replicas: Answer[] }>(path, { access: source.access, signal });
+    const named = rid && !rid.startsWith(NUMBERED) ? `/${encodeURIComponent(rid)}` : "";
+    const path = source.worker ? `/ui/timeline/${source.worker}/${from}${named}` : `/ui/timeline?${new URLSearchParams({ since: from, rid })}`;
+    const answer = await json<{ replicas: Answer[] }>(path, { access: source.access, signal }).catch((error: unknown) => {
+      if (!source.worker || !hasNoPage(error)) throw error;
+      return null;
+    });
+    setTold(Boolean(answer?.replicas));
+    if (!answer?.replicas) return;
     const next = answer.replicas.map((each, index) => (latest.current[index] ?? new Recording()).with(each));
     const home = next.findIndex((each) => foundIn(each, rid) !== null);
     if (home >= 0) setRank(home);
@@ -76,7 +83,7 @@ export function Timelines({ rid, source }: { rid: string; source: Source }): VNo
         {request && <button type="button" class="quiet" onClick={() => { setChosen(null); location.hash = "timelines"; }}>All requests</button>}
       </div>
       {problem && <p class="error" role="alert">{problem}</p>}
-      {!recording ? !problem && <p class="hint">Reading what was recorded …</p> : (
+      {!told ? <p class="hint">{NO_PAGE}</p> : !recording ? !problem && <p class="hint">Reading what was recorded …</p> : (
         <>
           {rid && foundIn(recording, rid) === null && <p class="hint">The request is not among the last that the server keeps.</p>}
           {request ? <OneRequest request={request} /> : <Requests recording={recording} onChoose={setChosen} />}

@@ -6,7 +6,7 @@ import { Figure } from "./charts";
 import { count, duration, percent } from "./format";
 import { across, layOut, type Layout, type Snapshot } from "./layout";
 import { timelineOf } from "./timelines";
-import type { Source } from "./worker";
+import { hasNoPage, NO_PAGE, type Source } from "./worker";
 
 interface Shot {
   time: number; // seconds
@@ -22,6 +22,7 @@ const NAMED = 4; // requests of those that read a node
 export function Tree({ source }: { source: Source }): VNode {
   const [shots, setShots] = useState<Shot[]>([]);
   const [problem, setProblem] = useState("");
+  const [told, setTold] = useState(true);
   const [paused, setPaused] = useState(false);
   const [back, setBack] = useState(0); // snapshots before the latest, while paused
   const [rank, setRank] = useState(0);
@@ -34,8 +35,13 @@ export function Tree({ source }: { source: Source }): VNode {
     const stop = new AbortController();
     void watch(source, stop.signal, (shot) => {
       setProblem("");
+      setTold(true);
       if (!held.current) setShots((before) => [...before, shot].slice(-KEPT));
-    }, setProblem);
+    }, (error) => {
+      const silent = source.worker !== "" && hasNoPage(error);
+      setTold(!silent);
+      setProblem(silent ? "" : messageOf(error));
+    });
     return () => stop.abort();
   }, []);
 
@@ -67,15 +73,14 @@ export function Tree({ source }: { source: Source }): VNode {
             </select>
           </label>
         )}
-        {!source.worker && (
-          <label class="check">
-            <input type="checkbox" checked={withText} onChange={(event) => setWithText((event.target as HTMLInputElement).checked)} />
-            Text (management key)
-          </label>
-        )}
+        <label class="check">
+          <input type="checkbox" checked={withText} onChange={(event) => setWithText((event.target as HTMLInputElement).checked)} />
+          Text (management key)
+        </label>
       </div>
       {problem && <p class="error" role="alert">{problem}</p>}
-      {snapshot ? <Drawing snapshot={snapshot} shots={shots} time={shot!.time} rank={rank} colour={colour} withText={withText} />
+      {!told ? <p class="hint">{NO_PAGE}</p>
+        : snapshot ? <Drawing source={source} snapshot={snapshot} shots={shots} time={shot!.time} rank={rank} colour={colour} withText={withText} />
         : !problem && <p class="hint">Waiting for the first snapshot …</p>}
     </section>
   );
@@ -83,7 +88,7 @@ export function Tree({ source }: { source: Source }): VNode {
 
 /** Reads snapshots until the signal; while the tab is hidden nobody watches, and the engine makes none. */
 async function watch(
-  { worker, access }: Source, signal: AbortSignal, take: (shot: Shot) => void, fail: (reason: string) => void,
+  { worker, access }: Source, signal: AbortSignal, take: (shot: Shot) => void, fail: (error: unknown) => void,
 ): Promise<void> {
   const path = worker ? `/ui/tree/${worker}` : "/ui/tree";
   while (!signal.aborted) {
@@ -104,7 +109,7 @@ async function watch(
       if (worker) await pause(PERIOD_MS); // a gateway's answer is one snapshot
     } catch (error) {
       if (!stream.signal.aborted) {
-        fail(messageOf(error));
+        fail(error);
         if (error instanceof ApiError && error.wantsKey) await once(window, "bough-keys", signal);
         else await pause(2 * PERIOD_MS);
       }
@@ -125,6 +130,7 @@ function once(target: EventTarget, name: string, signal: AbortSignal): Promise<v
 }
 
 interface DrawingProps {
+  source: Source;
   snapshot: Snapshot;
   shots: Shot[];
   time: number;
@@ -135,7 +141,7 @@ interface DrawingProps {
 
 const nameOf = (snapshot: Snapshot, layout: Layout, node: number): string => `${snapshot.created[node]}-${layout.start[node]}`;
 
-function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps): VNode {
+function Drawing({ source, snapshot, shots, time, rank, colour, withText }: DrawingProps): VNode {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [focus, setFocus] = useState<string | null>(null); // nodes are kept by name: their numbers change
   const [chosen, setChosen] = useState<string | null>(null);
@@ -147,7 +153,7 @@ function Drawing({ snapshot, shots, time, rank, colour, withText }: DrawingProps
     return node === undefined ? whole : layOut(snapshot, node);
   }, [numbers, focus]);
   const node = chosen === null ? undefined : numbers.get(chosen);
-  const text = useText(withText, node === undefined ? null : chosen);
+  const text = useText(source, withText, node === undefined ? null : chosen);
   const ages = useMemo(() => agesOf(snapshot, shots, time, rank), [snapshot, time]);
 
   useEffect(() => {
@@ -287,7 +293,7 @@ function agesOf(snapshot: Snapshot, shots: Shot[], time: number, rank: number): 
   };
 }
 
-function useText(wanted: boolean, name: string | null): string {
+function useText({ worker }: Source, wanted: boolean, name: string | null): string {
   const [text, setText] = useState("");
   const [keyed, setKeyed] = useState(0); // times that keys were given
   const refusal = useRef(""); // until then nothing more is asked for: the dialog would open with each node
@@ -304,7 +310,7 @@ function useText(wanted: boolean, name: string | null): string {
     if (!wanted || name === null || refusal.current) return undefined;
     const stop = new AbortController();
     const timer = setTimeout(() => {
-      json<{ text: string }>(`/ui/tree/text?node=${name}`, { access: "admin", signal: stop.signal }).then(
+      json<{ text: string }>(worker ? `/ui/tree/${worker}/text/${name}` : `/ui/tree/text?node=${name}`, { access: "admin", signal: stop.signal }).then(
         (answer) => setText(answer.text),
         (error) => {
           if (stop.signal.aborted) return;

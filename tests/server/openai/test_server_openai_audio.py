@@ -7,7 +7,7 @@ import dataclasses
 import io
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ import openai
 import pytest
 import soundfile
 
+from bough.core.errors import RequestError
 from bough.core.finish import FinishStop
 from bough.core.speech import SpeechConfig
 from bough.messages.outputs import Delta, LogprobRun, Started
@@ -24,26 +25,34 @@ from bough.messages.requests import Generate
 from bough.server.context import ServerContext
 from bough.server.openai import audio
 from bough.server.openai.audio import read_form
-from bough.speech import decoder
+from bough.speech import decoder, sound
+from bough.speech.sound import Window
 from tests.server.native_engine import NativeEngine, open_server
 
 SPEECH = SpeechConfig({"num_mel_bins": 80, "max_source_positions": 1500}, start=257, end=256, timestamps=400)
 RATE = 16_000
 
 
+class Pool:
+    """Decodes without a process for each test; tests/speech/test_speech_decoder.py has those."""
+
+    closed = 0
+
+    def __init__(self, module: str, hello: bytes, size: int) -> None:
+        assert module == decoder.__name__
+        self._answer = decoder.answering(*msgspec.msgpack.decode(hello))
+
+    def warm(self) -> None: ...
+
+    def exchange(self, message: bytes, timeout_s: float) -> bytes:
+        return self._answer(message)
+
+    def close(self) -> None:
+        Pool.closed += 1
+
+
 @pytest.fixture(autouse=True)
 def decoding_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a process for each test; tests/speech/test_speech_decoder.py has those."""
-
-    class Pool:
-        def __init__(self, module: str, hello: bytes, size: int) -> None:
-            assert module == decoder.__name__
-
-        def warm(self) -> None: ...
-
-        def exchange(self, file: bytes, timeout_s: float) -> bytes:
-            return decoder.answer_to(file)
-
     monkeypatch.setattr(audio, "ProcessPool", Pool)
 
 
@@ -293,18 +302,107 @@ def test_forms_are_read_as_they_are_written() -> None:
         assert read_form("multipart/form-data; boundary=x", b"--x\r\n" + head + b"\r\n\r\n1\r\n--x--") == found
 
 
+async def found_in(recording: AsyncIterator[Window | int]) -> tuple[list[Window], list[int]]:
+    found = [each async for each in recording]
+    return [each for each in found if isinstance(each, Window)], [each for each in found if isinstance(each, int)]
+
+
 def test_recordings_wait_until_others_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(audio, "MOST_HELD", 3 * audio.SAMPLE_RATE)
-        recordings = audio.Recordings(warm=False)
-        first = await recordings.read(wav(2.0))
-        second = asyncio.create_task(recordings.read(wav(2.0)))
+        monkeypatch.setattr(audio, "MOST_HELD", 3 * 4 * RATE)
+        recordings = audio.Recordings(SPEECH)
+        first, lengths = await found_in(recordings.read(wav(4.0)))  # longer than all may be together
+        assert len(first) == 1 and lengths == [4 * RATE]
+        second = asyncio.create_task(found_in(recordings.read(wav(2.0))))
         await asyncio.sleep(5 * audio.LOOK_S)
         assert not second.done()
         del first
-        assert len(await second) == 2 * audio.SAMPLE_RATE
-        long = asyncio.create_task(recordings.read(wav(4.0)))  # longer than all may be together
-        del second
-        assert len(await long) == 4 * audio.SAMPLE_RATE
+        assert (await second)[1] == [2 * RATE]
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def apart(*places: float, length: float) -> bytes:
+    """A recording with two seconds of voice at each of these seconds."""
+    out, voice, at = io.BytesIO(), soundfile.read(io.BytesIO(wav(2.0)), dtype="float32")[0], 0
+    with soundfile.SoundFile(out, "w", RATE, 1, format="flac") as file:
+        for place in (*places, length):
+            for begin in range(at, int(place * RATE), 60 * RATE):
+                file.write(np.zeros(min(60 * RATE, int(place * RATE) - begin), np.float32))
+            if place != length:
+                file.write(voice)
+            at = int(place * RATE) + len(voice)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_long_recordings_are_heard_as_they_are_decoded(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """What is long, and how much is decoded at a time, is cut to a tenth."""
+    monkeypatch.setattr(sound, "SHORT", sound.MINUTE)
+    monkeypatch.setattr(decoder, "SHORT", sound.MINUTE)
+    monkeypatch.setattr(sound, "STRETCH", 12 * sound.MINUTE // sound.BLOCK)
+    closed, places = Pool.closed, [30.0, 800.5, 1500.0]
+    file = apart(*places, length=1600.25)
+
+    async def test(client: openai.AsyncOpenAI) -> Any:
+        asked: dict[str, Any] = {"stream": True} if stream else {"response_format": "verbose_json"}
+        answer = await client.audio.transcriptions.create(file=("a.flac", file), model="tiny", **asked)
+        return [event async for event in answer] if stream else answer
+
+    engine = HearingEngine((lambda message: [*b" Hello there.", 256]) if stream else hello)
+    answer = served(engine, test)
+    assert len(engine.heard) == 3 and Pool.closed == closed + 1
+    if stream:
+        assert answer[-1].text == "Hello there. Hello there. Hello there." and answer[-1].usage.seconds == 1601
+        return
+    assert answer.duration == 1600.25 and answer.text == "Hello there. Hello there. Hello there."
+    starts = [each.start for each in answer.segments[::2]]
+    assert starts == pytest.approx(places, abs=0.25) and [each.id for each in answer.segments] == list(range(6))
+
+
+def test_a_short_recording_does_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound, "SHORT", sound.MINUTE)
+    monkeypatch.setattr(decoder, "SHORT", sound.MINUTE)
+    monkeypatch.setattr(audio, "MOST_LONG", 1)
+
+    async def main() -> None:
+        recordings, file = audio.Recordings(SPEECH), apart(*range(5, 600, 60), length=600)
+        first = recordings.read(file)
+        while isinstance(await anext(first), int):
+            pass  # its first window: it goes on when somebody asks for more
+        second = asyncio.create_task(found_in(recordings.read(file)))
+        assert len((await found_in(recordings.read(wav(2.0))))[0]) == 1
+        assert not second.done(), "one long recording at a time"
+        await first.aclose()  # whose client has left
+        assert len((await second)[0]) == 10
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("kills", [1, 9])
+def test_a_long_recording_outlives_its_process(monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
+    monkeypatch.setattr(sound, "SHORT", sound.MINUTE)
+    monkeypatch.setattr(decoder, "SHORT", sound.MINUTE)
+    left = [kills]
+
+    class Dying(Pool):
+        def exchange(self, message: bytes, timeout_s: float) -> bytes:
+            if not message and left[0]:
+                left[0] -= 1
+                self._answer = decoder.answering(1500, goes_on=True)  # of another process
+            return super().exchange(message, timeout_s)
+
+    monkeypatch.setattr(audio, "ProcessPool", Dying)
+
+    async def main() -> None:
+        file = apart(*range(5, 300, 60), length=300)
+        reading = found_in(audio.Recordings(SPEECH).read(file))
+        if kills == 9:
+            with pytest.raises(RequestError, match="its process was killed; send it again") as caught:
+                await reading
+            assert caught.value.status_code == 503
+            return
+        windows, lengths = await reading
+        assert [round(each.start / RATE) for each in windows] == [*range(5, 300, 60)] and lengths[-1] == 300 * RATE
+
+    asyncio.run(asyncio.wait_for(main(), 120))

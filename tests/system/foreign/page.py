@@ -434,6 +434,7 @@ class Visit:
         self.seen["gateway_stats"] = self.answered(0)
         self.say("Say it again.")
         self.answered(1)
+        self.timeline_of_an_answer()
         page.get_by_role("link", name="Gateway").click()
         page.locator("tbody tr").first.wait_for()
         page.wait_for_timeout(2500)  # metrics are read every two seconds
@@ -451,6 +452,64 @@ class Visit:
         self.ask_engine("Is a gateway's picture of a worker's tree live?")
         page.wait_for_function(f"() => Number({CLOCK}) > {clock}")
         self.look("gateway-tree")
+        self.seen["text_without_right"] = self.text_of_a_node()
+
+    def timeline_of_an_answer(self) -> None:
+        """On the gateway's page, of the worker that has it."""
+        page, seen = self.page, self.seen
+        links = page.get_by_role("link", name="Timeline", exact=True)
+        links.nth(1).wait_for()
+        links.nth(1).click()
+        page.get_by_text("detokenise", exact=True).first.wait_for()
+        stages = page.get_by_role("region", name="Stages of the request")
+        seen["gateway_stages"] = stages.locator("th").all_inner_texts()
+        seen["gateway_timeline"] = page.locator(".timelines h2").first.inner_text()
+        picker = page.get_by_role("combobox", name="Worker")
+        chosen = "e => e.selectedOptions[0].textContent"
+        seen["worker_of_timeline"] = picker.evaluate(chosen)
+        other = next(url for url in picker.locator("option").all_inner_texts() if url != seen["worker_of_timeline"])
+        picker.select_option(label=other)
+        page.locator("h2", has_text="Recent requests").wait_for()
+        seen["after_the_other_worker"] = [page.evaluate("location.hash"), picker.evaluate(chosen) == other]
+
+    def text_of_a_node(self) -> str:
+        page = self.page
+        page.get_by_label("Text (management key)").check()
+        page.locator("canvas").focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("() => document.querySelector('pre.text')?.textContent.length > 0")
+        return page.locator("pre.text").inner_text()
+
+    def texts_of_a_worker(self) -> None:
+        """Of one that takes the gateway's key for management, too."""
+        page = self.page
+        page.get_by_role("link", name="Tree").click()
+        page.get_by_role("combobox", name="Worker").select_option(label=self.given.images)
+        page.locator("canvas").wait_for()
+        self.seen["text_of_worker"] = self.text_of_a_node()
+
+    def worker_of_another_kind(self) -> None:
+        """It has no timelines and no tree: no link, and no error."""
+        page, seen = self.page, self.seen
+        self.manage("/workers", {"url": self.given.stranger}, self.given.gateway)
+        models = f"{self.given.gateway}/v1/models"
+        while len(page.request.get(models, headers=self.bearer).json()["data"]) < 3:
+            page.wait_for_timeout(200)
+        page.goto(f"{self.given.gateway}/ui#chat")
+        page.reload()
+        page.get_by_label("Model").select_option("stranger")
+        with page.expect_response(lambda answer: "/ui/timeline/" in answer.url and answer.status == 404):
+            self.say("Who are you?")
+        seen["stranger_stats"] = self.answered(0)
+        page.wait_for_load_state("networkidle")  # the other workers do not have it, either
+        page.evaluate(DRAWN)
+        seen["links_of_stranger"] = page.get_by_role("link", name="Timeline", exact=True).count()
+        seen["hints_of_stranger"] = []
+        for view in ("Timelines", "Tree"):
+            page.get_by_role("link", name=view).click()
+            page.get_by_role("combobox", name="Worker").select_option(label=self.given.stranger)
+            seen["hints_of_stranger"].append(page.locator(".hint", has_text="not a Bough server").inner_text())
+        seen["errors_of_stranger"] = page.locator(".error").count()
 
     def two_models(self) -> None:
         """A worker with another model joins: both answer side by side, and the one that takes images is shown one."""
@@ -488,7 +547,8 @@ class Visit:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
-    for flag in ("--chromium", "--gateway", "--images", "--api-key", "--admin-key", "--axe", "--screenshots"):
+    workers = ("--gateway", "--images", "--stranger")
+    for flag in ("--chromium", *workers, "--api-key", "--admin-key", "--axe", "--screenshots"):
         parser.add_argument(flag)
     given = parser.parse_args()
     with sync_playwright() as playwright:
@@ -509,6 +569,8 @@ def main() -> None:
             visit.routes,
             visit.gateway,
             visit.two_models,
+            visit.texts_of_a_worker,
+            visit.worker_of_another_kind,
         ):
             view()
         browser.close()

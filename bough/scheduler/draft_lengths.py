@@ -26,6 +26,7 @@ TRUST = 0.5  # come
 HOPE = 0.75  # the prior of its drafts: it is tried seldom, and with few steps
 MODEL_LOAN = 4.0  # the same as above for a request that tries it
 SAVINGS = 16.0  # steps: what requests have gained that is remembered for those after them
+EARLY_PROBE = 16  # as `PROBE` beside it, and twice as many each time: steps are slow until their graphs are captured
 REST, LONGEST_REST = 1024, 16 * 1024  # steps between two trials: few at first, more after each in vain
 PROBE = 256  # decisions for drafts, or against them, after which one goes the other way, to learn what that costs
 MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
@@ -98,7 +99,8 @@ class DraftLengths:
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
         self._ended = 0.0  # the last step
         self._drafted, self._alike = False, 0  # the last decision, and how many were like it
-        self._trials, self._plain = 0, False  # steps to come to learn what those without take; the last was one
+        # Steps to come that learn what those without take, decisions until there are more, whether the last was one.
+        self._trials, self._until, self._plain = 0, EARLY_PROBE, False
         self._saved, self._rest, self._next_rest = 0.0, 0, REST
 
     def knows_cost(self, rows: int) -> bool:
@@ -124,11 +126,8 @@ class DraftLengths:
     def choose(self, rows: RowIndex, available: IntArray, matched: IntArray | int = 0) -> IntArray:
         """How many of the drafts that there are for each row it gets; the guesses `matched` so many tokens before."""
         changed = rows[self._handles[rows] != self._table.handle[rows]]
-        self._handles[changed], self._hold[changed], self._ahead[changed] = (
-            self._table.handle[changed],
-            self._prior,
-            0.0,
-        )
+        self._handles[changed], self._hold[changed] = self._table.handle[changed], self._prior
+        self._ahead[changed] = 0.0
         if not available.any():
             return available
         # Tokens that the same guess would have had right count as drafts that held.
@@ -169,11 +168,11 @@ class DraftLengths:
         worth = highest >= GAIN * n / without
         self._alike = self._alike + 1 if self._drafted == worth else 0
         self._drafted = worth
-        if self._alike < PROBE:
+        if self._alike < (self._until if self._model else PROBE):
             return best if worth else 0
         self._alike = 0
         if self._model:
-            self._trials = TRIALS
+            self._trials, self._until = TRIALS, min(2 * self._until, PROBE)
             return best if worth else 0
         return 0 if worth else best
 

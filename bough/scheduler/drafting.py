@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.media import MEDIA_ID
-from bough.core.plan import IntArray, Limits, StepResult
+from bough.core.plan import BatchPlan, IntArray, Limits, StepResult
 from bough.core.settings import DRAFTED_ROWS, STEP_DRAFTS
 from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
@@ -106,11 +106,11 @@ class Drafting:
         began = time.perf_counter()
         drafts = self._propose(self._proposer, rows, largest)
         if drafts.some:
-            self._longest, self._pause = 1, 0
+            self._longest, self._pause = max(1, self._longest // 2), 0
         else:  # searches in vain may take a small share of the time, and at most every row's
             worth = self._lengths.searches_per_step(len(rows), time.perf_counter() - began)
             self._longest = min(max(len(rows), int(1.0 / (VAIN * worth))), 2 * self._longest)
-            self._pause = self._longest // 2
+            self._pause = self._longest - 1
         return drafts
 
     def _fall_asleep(self, rows: RowIndex) -> Drafts:
@@ -142,27 +142,22 @@ class Drafting:
         return Drafts(given + 1, given, np.concatenate(tokens), spare=spare if spare.any() else None)
 
     def after_step(
-        self,
-        rows: RowIndex,
-        serials: npt.NDArray[np.int64],
-        widths: IntArray,
-        result: StepResult,
-        *,
-        alone: bool,
-        plain: bool = False,
+        self, rows: RowIndex, serials: npt.NDArray[np.int64], plan: BatchPlan, result: StepResult, *, alone: bool
     ) -> None:
-        """These rows have decoded, `alone` or beside prompts; `plain`: a draft model had no part in it. Called before
-        the step is committed, which may end their requests."""
-        if self.most == 1:
+        """These rows, the plan's first, have decoded, `alone` or beside prompts. Called before the step is committed,
+        which may end their requests."""
+        if self.most == 1 or not len(rows):
             return
+        widths, counts = plan.query_lens[: len(rows)], result.counts[: len(rows)]
+        tokens = int(widths.sum())
         if alone:
-            self._lengths.ran(rows, result.counts[: len(rows)], int(widths.sum()), result.device_span, plain)
+            self._lengths.ran(rows, counts, tokens, result.device_span, plan.undrafted)
         live = self._table.serial[rows] == serials
-        rows, proposed = rows[live], widths[live] - 1
-        held = np.maximum(result.counts[: len(widths)][live] - 1, 0)
-        self._lengths.observe(rows, proposed, held)
-        self.verified, self.proposed = self.verified + len(rows), self.proposed + int(proposed.sum())
-        self.held += int(held.sum())
+        rows, proposed, held = rows[live], widths[live] - 1, np.maximum(counts[live] - 1, 0)
+        if tokens > len(widths):
+            self._lengths.observe(rows, proposed, held)
+            self.proposed, self.held = self.proposed + int(proposed.sum()), self.held + int(held.sum())
+        self.verified += len(rows)
         for row, drafts, hold in zip(rows.tolist(), proposed.tolist(), held.tolist(), strict=True):
             self._table.request_in(row).count_drafts(drafts, hold)
 

@@ -161,7 +161,7 @@ class Planner:
         self._cache.tokens_per_s = self._prefill_budget.likely_tokens_per_s
         plan, n = step.plan, step.decodes
         rows, alone = plan.rows[:n].astype(np.intp), not step.chunks
-        self.drafting.after_step(rows, step.serials[:n], plan.query_lens[:n], result, alone=alone, plain=plan.undrafted)
+        self.drafting.after_step(rows, step.serials[:n], plan, result, alone=alone)
 
     # Decodes ----------------------------------------------------------------------------------------------------------
 

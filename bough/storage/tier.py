@@ -28,8 +28,8 @@ from bough.messages.requests import ChangeStorage, Generate
 from bough.scheduler.handover import Handover, Passing
 from bough.scheduler.host_tier import CopyRate, TieredCache
 from bough.scheduler.request import Request
+from bough.scheduler.store_events import StoreEvents
 from bough.storage.backends import open_store
-from bough.storage.events import StoreEvents
 from bough.storage.store import HEADER, RUN_TOKENS, Buffer, Store, log, run_keys
 
 RECENT = 1 << 16  # names of runs that are in the store, as far as is known
@@ -160,7 +160,7 @@ class StoreTier(Handover):
         self.state_bytes = sum(self._page_bytes[group] for group in self._states)
         self._recent: set[str] = set()
         self._wanted: dict[Request, Wanted] = {}
-        self._events = StoreEvents(None, None, limits.page_size)
+        self._events = StoreEvents(None, None, RUN_TOKENS, limits.page_size)
 
     def attach(self, *parts: Any) -> None:
         super().attach(*parts)
@@ -334,7 +334,7 @@ class StoreTier(Handover):
         attached = backend is not None
         if backend != self._events.backend:
             self._events.withdraw()
-            self._events = StoreEvents(self._cache.on_event, backend, self._cache.page_size)
+            self._events = StoreEvents(self._cache.on_event, backend, RUN_TOKENS, self._cache.page_size)
             if self._events.on:
                 self.transfers.store.watch(self._events.seen.append)
         self._cache.below = self if attached else None

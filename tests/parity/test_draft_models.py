@@ -18,14 +18,17 @@ import transformers
 from safetensors.torch import load_file
 
 from bough.core.errors import BoughError, SettingsError
+from bough.core.plan import BatchPlan
 from bough.core.pooling import ALL_STATES
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.drafter import Drafter, Guessed
 from bough.executor.load_draft import find_draft
+from bough.executor.torch_executor import TorchExecutor
 from bough.loader.config import read_config
 from bough.loader.locate import locate
 from bough.messages.requests import LogprobRequest
+from bough.scheduler.draft_lengths import DraftLengths
 from tests.fakes.grammars import EOS, FakeGrammars, grammar
 from tests.fakes.scheduler_bench import Bench
 from tests.parity.draft_models import HIDDEN, VOCAB, write_deepseek, write_eagle, write_eagle3, write_target
@@ -141,6 +144,32 @@ def test_a_batch_says_what_it_says_without(
         assert drafting.proposed > drafting.verified
         if kind == "itself":  # penalties, seeds and biases say other things than the draft model, which knows of none
             assert drafting.held > (0.2 if shape else 0.4) * drafting.proposed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["EAGLE3", pytest.param("smaller", marks=pytest.mark.long)])
+def test_a_batch_says_the_same_while_a_draft_model_sleeps_now_and_then(
+    kind: str, folders: dict[str, Path], without: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some requests begin without it, steps leave it out, and those that decode lose it for good."""
+    draw, undrafted, run = random.Random(3), list[bool](), TorchExecutor.run
+    monkeypatch.setattr(DraftLengths, "knows_cost", lambda *_: draw.random() > 0.2)
+    monkeypatch.setattr(DraftLengths, "resting", property(lambda _: draw.random() < 0.3))
+    monkeypatch.setattr(DraftLengths, "_best", lambda _, rows, order: len(order) if draw.random() > 0.15 else 0)
+
+    def watched(self: TorchExecutor, plan: BatchPlan, masks: Any) -> Any:
+        undrafted.append(plan.undrafted)
+        return run(self, plan, masks)
+
+    monkeypatch.setattr(TorchExecutor, "run", watched)
+    folder, flags = flags_of(kind, folders)
+    with serving(folder, **flags, speculative_adaptive=True) as bench:
+        outputs, scores, cached = served(bench)
+        drafting = bench.scheduler._planner.drafting
+    expected, their_scores, their_cached = without(folder)
+    assert outputs == expected and cached == their_cached
+    assert scores == pytest.approx(their_scores, abs=1e-3)
+    assert drafting.proposed > 20 and 5 < sum(undrafted) < len(undrafted) - 5
 
 
 @pytest.mark.slow

@@ -215,7 +215,8 @@ class ModelStream:
             span = self.seconds, self.seconds + (1.0 if plain else self._drafted)
             self.seconds = span[1]
             result: Any = SimpleNamespace(counts=counts, device_span=span)
-            self.drafting.after_step(live, live, drafts.widths, cast(StepResult, result), alone=True, plain=plain)
+            step: Any = SimpleNamespace(query_lens=drafts.widths, undrafted=plain)
+            self.drafting.after_step(live, live, step, cast(StepResult, result), alone=True)
             self._table.sampled[live] += counts
         return tokens / (self.seconds - began)
 
@@ -335,7 +336,8 @@ class Stream:
 
     def _read(self, rows: Any, widths: Any, counts: Any, span: tuple[float, float]) -> None:
         result: Any = SimpleNamespace(counts=counts, device_span=span)
-        self._drafting.after_step(rows, rows, widths, result, alone=True)
+        plan: Any = SimpleNamespace(query_lens=widths, undrafted=False)
+        self._drafting.after_step(rows, rows, plan, result, alone=True)
         self._table.sampled[rows] += counts - widths
         self._table.known[rows] += counts
 

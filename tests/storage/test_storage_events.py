@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,9 +15,9 @@ from bough.core.control import SwapWeights
 from bough.core.model_config import KVGroup
 from bough.memory.tree.events import DEVICE, DISK, EXTERNAL, HOST, AllBlocksCleared, BlockRemoved, KVEvent
 from bough.messages.requests import Control, FlushCache
-from bough.storage import events as events_module
+from bough.scheduler import store_events as events_module
+from bough.scheduler.store_events import StoreEvents
 from bough.storage import tier as tier_module
-from bough.storage.events import StoreEvents
 from bough.storage.files import FOLDER_VARIABLES, Files
 from bough.storage.store import HEADER, run_keys
 from tests.storage.test_storage_servers import open_redis, opened, redis_url, serve
@@ -256,21 +255,20 @@ def test_a_block_is_announced_while_a_run_with_it_is_there(seen: list[Any], page
     behind it."""
     subscriber = Subscriber()
     there: set[tuple[int, ...]] = set()
-    with patch.object(events_module, "RUN_TOKENS", 4):
-        events = StoreEvents(subscriber.add, "file", page_size)
-        for prompt, count, found in seen:
-            tokens = prompt[: min(count, len(prompt) // 4) * 4]
-            keys = ["".join(map(str, tokens[:end])) for end in range(4, len(tokens) + 1, 4)]
-            events.describe(keys, np.array(tokens, dtype=np.int32), "")
-            events.seen.append((keys[-1], found))
-            events.tell()
-            if not found:
-                there = {run for run in there if list(run[: len(tokens)]) != tokens}
-            elif len(tokens) == 4 or tuple(tokens[:-4]) in there:
-                there.add(tuple(tokens))
-            blocks = {run[:end] for run in there for end in range(page_size, len(run) + 1, page_size)}
-            assert len(subscriber.held.get(DISK, {})) == len(blocks)
-            assert sorted(subscriber.tokens(DISK)) == sorted(token for block in blocks for token in block[-page_size:])
+    events = StoreEvents(subscriber.add, "file", 4, page_size)
+    for prompt, count, found in seen:
+        tokens = prompt[: min(count, len(prompt) // 4) * 4]
+        keys = ["".join(map(str, tokens[:end])) for end in range(4, len(tokens) + 1, 4)]
+        events.describe(keys, np.array(tokens, dtype=np.int32), "")
+        events.seen.append((keys[-1], found))
+        events.tell()
+        if not found:
+            there = {run for run in there if list(run[: len(tokens)]) != tokens}
+        elif len(tokens) == 4 or tuple(tokens[:-4]) in there:
+            there.add(tuple(tokens))
+        blocks = {run[:end] for run in there for end in range(page_size, len(run) + 1, page_size)}
+        assert len(subscriber.held.get(DISK, {})) == len(blocks)
+        assert sorted(subscriber.tokens(DISK)) == sorted(token for block in blocks for token in block[-page_size:])
 
 
 # ---- stores

@@ -9,7 +9,6 @@ from bough.core.plan import IntArray
 from bough.memory.tree.events import DISK, EXTERNAL, KVEvent
 from bough.memory.tree.node import TOKEN_BYTES
 from bough.memory.tree.tree import RadixTree
-from bough.storage.store import RUN_TOKENS
 
 MOST_BLOCKS = 1 << 21  # in the runs that are known at a time; of more, those are given up that were met longest ago
 
@@ -18,9 +17,10 @@ class StoreEvents:
     """Announced is what this engine wrote or read, until it removes or misses that or what is before it. The tree has
     no pages; it gives blocks the hashes that they have in other tiers."""
 
-    def __init__(self, on_event: Callable[[KVEvent], None] | None, backend: str | None, page_size: int) -> None:
-        self.backend, self.on = backend, on_event is not None and backend is not None
-        self._tree = RadixTree(page_size, on_event=on_event, medium=DISK if backend == "file" else EXTERNAL)
+    def __init__(self, on_event: Callable[[KVEvent], None] | None, backend: str | None, run: int, page: int) -> None:
+        """Tokens of a `run`, and of a `page`."""
+        self.backend, self.on, self._run = backend, on_event is not None and backend is not None, run
+        self._tree = RadixTree(page, on_event=on_event, medium=DISK if backend == "file" else EXTERNAL)
         self._runs: dict[str, tuple[IntArray, str]] = {}  # with all before them, and their namespace
         self.seen: deque[tuple[str, bool]] = deque()  # what threads have found to be there, or not
 
@@ -28,7 +28,7 @@ class StoreEvents:
         """These are the names of the runs in `tokens`, from `first` on."""
         for number, key in enumerate(keys if self.on else (), first + 1):
             self._runs.pop(key, None)
-            self._runs[key] = tokens[: number * RUN_TOKENS], namespace
+            self._runs[key] = tokens[: number * self._run], namespace
 
     def tell(self) -> None:
         tree = self._tree
@@ -37,9 +37,9 @@ class StoreEvents:
             tokens, namespace = self._runs.get(key, (np.empty(0, dtype=np.int32), ""))
             if not there:
                 self._withdraw(tokens, namespace)
-            elif len(tokens) - RUN_TOKENS <= tree.match_length(tokens, namespace) < len(tokens):
+            elif len(tokens) - self._run <= tree.match_length(tokens, namespace) < len(tokens):
                 tree.insert(tokens, np.zeros(len(tokens) // tree.page_size, dtype=np.int32), namespace)
-        while len(self._runs) * RUN_TOKENS > MOST_BLOCKS * tree.page_size:
+        while len(self._runs) * self._run > MOST_BLOCKS * tree.page_size:
             self._withdraw(*self._runs.pop(next(iter(self._runs))))
 
     def _withdraw(self, tokens: IntArray, namespace: str) -> None:
@@ -48,7 +48,7 @@ class StoreEvents:
         above, length = found.node, found.length
         if not length or length < len(tokens):
             return
-        while length == len(tokens) or (length % RUN_TOKENS and len(above.children) == 1):
+        while length == len(tokens) or (length % self._run and len(above.children) == 1):
             assert above.parent is not None
             length, above = length - len(above.tokens) // TOKEN_BYTES, above.parent
         self._tree.lock(above)

@@ -2,10 +2,10 @@
 
 The host has a radix tree and page accounts of its own, of the same form as the device's, because both name content by
 the tokens before it. So a prefix may be in either tier or in both, and each evicts by itself. What a plan computes is
-copied out behind it, of a few requests at a time: when many end at once, their copies must not hold up the next plans,
-but none leaves the device before it has been copied. What a request finds on the host alone is copied into pages of the
-device before the plan that reads them is launched. Order is the synchronisation here too: nothing waits for a copy,
-except an eviction of pages that are still being copied out.
+copied out when its request has ended, of a few requests at a time and rather while nothing runs: copies must not hold
+up the next plans, but nothing leaves the device before it has been copied. What a request finds on the host alone is
+copied into pages of the device before the plan that reads them is launched. Order is the synchronisation here too:
+nothing waits for a copy, except an eviction of pages that are still being copied out.
 """
 
 import logging
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 MEMORY = 0.7  # of the rate that was known before, when a further copy is slower
 AT_ONCE = 16  # requests whose pages are copied out beside a plan: each takes the host a tenth of a millisecond
+MOST_DUE, MOST_SHARE = 64, 0.25  # requests that wait for that while plans follow each other, and the cache they fill
 TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong
 
 
@@ -92,6 +93,7 @@ class TieredCache(PrefixCache):
         self.use_policy(memory.hicache_write_policy)
         self._noted: list[tuple[IntArray, str]] = []  # what can be copied out when the plan in the making is launched
         self._due: list[tuple[IntArray, str]] = []  # what can be copied out
+        self._most_due = MOST_SHARE * limits.pages[0] * limits.page_size
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
         self._loaded_tokens = self._bytes_in = self._bytes_out = 0
@@ -104,14 +106,21 @@ class TieredCache(PrefixCache):
 
     # What requests do -------------------------------------------------------------------------------------------------
 
-    def note(self, tokens: IntArray, namespace: str) -> None:
-        if self._policy == "write_through":
+    def note(self, tokens: IntArray, namespace: str, *, ended: bool = False) -> None:
+        # What a running request reads does not leave the device, but pages of further groups do, and other engines
+        # may want to find a prompt in a store at once.
+        early = bool(self.groups) or self.below is not None
+        if self._policy == "write_through" and ended != early:
             self._noted.append((tokens.copy(), namespace))
 
-    def launched(self) -> None:
+    def launched(self, resting: bool) -> None:
         self._due += self._noted
         self._noted.clear()
-        self._write_due(len(self._due) if self.groups else AT_ONCE)  # further groups lose pages without notice
+        if self.groups or self.below is not None:
+            self._write_due(len(self._due))
+        elif resting or len(self._due) > MOST_DUE or sum(len(tokens) for tokens, _ in self._due) > self._most_due:
+            self._write_due(AT_ONCE)
+        self.behind = bool(self._due)
         while self.under_way and self.under_way[0].ticket.ready():
             self._finish(self.under_way.popleft())
 
@@ -183,7 +192,6 @@ class TieredCache(PrefixCache):
 
     def _write_due(self, most: int) -> None:
         now, self._due = self._due[:most], self._due[most:]
-        self.behind = bool(self._due)
         if now:
             self._write(now, beside=True)
 

@@ -167,7 +167,7 @@ class Scheduler:
     def _rest(self) -> list[messages.ToScheduler]:
         """Nothing runs and nothing waits: does what was put off, then sleeps until something comes. The next load will
         be like any first one."""
-        self._batch.take_edits()
+        self._batch.take_edits(resting=True)
         if self._cache.behind:
             return self._inbox.receive(0.0)
         self._planner.ratio.reset()

@@ -150,11 +150,12 @@ class PrefixCache:
 
     # For tiers below (`TieredCache`); here there is none.
 
-    def note(self, tokens: IntArray, namespace: str) -> None:
-        """The tree has these tokens, as soon as the plan in the making has run."""
+    def note(self, tokens: IntArray, namespace: str, *, ended: bool = False) -> None:
+        """The tree has these tokens, as soon as the plan in the making has run; or they are all that it has of a
+        request that ends."""
 
-    def launched(self) -> None:
-        """Every plan that was made has been launched."""
+    def launched(self, resting: bool) -> None:
+        """Every plan that was made has been launched; `resting`: and has run, and none follows soon."""
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         """What the match of a request that can begin becomes with what lower tiers have of its tokens, if that takes

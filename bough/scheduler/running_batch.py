@@ -204,6 +204,9 @@ class RunningBatch:
         spoilt_tokens = table.tokens[row, : table.valid_tokens(row)].copy() if spoilt else None
         if not spoilt:
             self._share(row)
+            if self.cache.share:
+                shared = table.tokens[row, : table.tree_pages[row] * self.page_size]
+                self.cache.note(shared, request.namespace, ended=True)
         self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
         self._release_groups(row)
         self._edits = [edit for edit in self._edits if edit.row != row]
@@ -213,7 +216,7 @@ class RunningBatch:
         if spoilt_tokens is not None:  # by itself or its prefix: what is not finite makes all that reads it so
             self.cache.forget(spoilt_tokens, request.namespace)
 
-    def take_edits(self) -> tuple[PageSwap, ...]:
+    def take_edits(self, *, resting: bool = False) -> tuple[PageSwap, ...]:
         """What a new plan must tell the executor first. Pages that the last plan's rows swapped away are free from now
         on: had they been given out at once, two rows of that plan would have written to them."""
         for pages in self._swapped_out:
@@ -224,7 +227,7 @@ class RunningBatch:
             self.cache.groups[snapshot.group].release(snapshot.page)
             self.cache.note(snapshot.key, snapshot.namespace)
         self._taken.clear()
-        self.cache.launched()
+        self.cache.launched(resting)
         edits, self._edits = tuple(self._edits), []
         return edits
 

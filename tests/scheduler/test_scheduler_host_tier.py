@@ -71,7 +71,7 @@ def test_without_a_tier_it_is_computed_and_answers_do_not_speak_of_one() -> None
 @pytest.mark.parametrize(
     ("policy", "copies"),
     [
-        ("write_through", [2, 4]),  # a prompt, then its answer
+        ("write_through", [1, 2]),  # when a request has ended
         ("write_through_selective", [0, 0]),
         ("write_back", [0, 1]),
     ],

@@ -6,8 +6,6 @@ writes. Until then it may read weights, and what was written before the last ker
 kernel begins when all before it have ended. Devices that cannot do it run the same kernels one after another.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gated activations in Triton: one pass over gate and up, without a tensor between activation and product."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
 # mypy: disable-error-code="assignment"
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
@@ -23,18 +21,18 @@ def scaled(scores, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+def absorb(queries, k, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """Takes a block of keys and values into what was summed before: the largest score, the sum of weights, and that of
     weighted values. One of the block's keys, or one before it, must be present."""
-    products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
-    return fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+    products = tl.dot(queries, tl.trans(k), input_precision="ieee")
+    return fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP)
 
 
 @triton.jit
-def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+def fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """The same, by the products of queries and keys."""
     top, norm, shrink, weights = weigh(products, present, top, norm, scale, softcap, HAS_SOFTCAP)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return top, norm, acc
 
 
@@ -55,7 +53,6 @@ def attend_over(
     k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys from `first` to `last` of a line of the page table into what was summed before."""
     kind: tl.constexpr = queries.dtype
@@ -86,10 +83,10 @@ def attend_over(
             more_k = tl.load(k_cache + line[:, None] + e[None, :], mask=more_held, other=0.0).to(kind)
         else:
             v = tl.load(v_cache + offsets, mask=held, other=0.0).to(kind)
-        products = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        products = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if EXTRA:
-            products = tl.dot(more_queries, tl.trans(more_k), products, input_precision=PRECISION)
-        top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+            products = tl.dot(more_queries, tl.trans(more_k), products, input_precision="ieee")
+        top, norm, acc = fold(products, v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP)
     return top, norm, acc
 
 

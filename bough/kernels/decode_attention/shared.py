@@ -9,8 +9,6 @@ weighs all parts.
 The plan is made on the host when rows come or go, and lies in persistent buffers, so that a captured graph reads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -169,7 +167,7 @@ def attend_shared(
         HAS_SOFTCAP=softcap is not None, KV_HEADS=kv_heads, GROUP=heads // kv_heads, HEAD_DIM=head_dim, EXTRA=extra,
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_M=max(LINES, triton.next_power_of_2(heads // kv_heads)),
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)), BLOCK_N=block_n,
-        PRECISION="ieee", num_warps=num_warps, num_stages=num_stages, **overlap(batch),
+        num_warps=num_warps, num_stages=num_stages, **overlap(batch),
     )  # fmt: skip
 
 
@@ -179,7 +177,7 @@ def _attend_shared(
     q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One item for the query heads of one kv head."""
     take_turn(OVERLAP)
@@ -211,7 +209,7 @@ def _attend_shared(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     top, norm, acc = attend_over(
         queries, more_queries, k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
-        HAS_SOFTCAP, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_D, BLOCK_E, BLOCK_N, PRECISION,
+        HAS_SOFTCAP, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_D, BLOCK_E, BLOCK_N,
     )  # fmt: skip
     begin = tl.load(part_starts + place + member, mask=there, other=0)
     result = (begin + part).to(tl.int64) * (KV_HEADS * GROUP) + head

@@ -8,8 +8,6 @@ Latents are one kv head for all query heads, and their first columns are the val
 block of heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +134,6 @@ def decode_attention(
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
         BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
-        PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, **overlap(batch),
     )  # fmt: skip
     if extra and work.cuts:
@@ -165,8 +162,7 @@ def _attend(
     batch: int, q_row_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One item for the query heads of one kv head."""
     take_turn(OVERLAP)
@@ -207,7 +203,7 @@ def _attend(
         )  # fmt: skip
     top, norm, acc = attend_over(
         queries, more_queries, k_cache, v_cache, pages, first, last, kv_head, top, norm, acc, scale, softcap,
-        HAS_SOFTCAP, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_D, BLOCK_E, BLOCK_N, PRECISION,
+        HAS_SOFTCAP, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_D, BLOCK_E, BLOCK_N,
     )  # fmt: skip
     if sinks is not None:
         top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)

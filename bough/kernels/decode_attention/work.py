@@ -6,8 +6,6 @@ a step, cuts the rows into *items* (a row and a range of its keys), and all laye
 which of them is the last. It belongs to one window and one stream.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

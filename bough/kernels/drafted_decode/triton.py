@@ -5,8 +5,6 @@ long the row is and how many tokens its last step gave, the host may not know ye
 lengths, those counts (int32) and last tokens (int64), by row number.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

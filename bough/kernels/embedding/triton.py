@@ -1,7 +1,5 @@
 """Embedding in Triton: rows gathered and scaled in one launch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

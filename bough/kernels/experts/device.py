@@ -9,8 +9,6 @@ rows: 16 bits, or 8 bits with scales of their own. Those of 4 bits, which have z
 bits.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ for more, pairs of token and expert are put in order first. Weights of 8 bits ar
 many rows, those are quantised too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -12,8 +12,6 @@ from the pages only, in blocks that begin at multiples of BLOCK_N from the row's
 Scores are kept in units of log2, since exp2 is what the hardware has.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
@@ -29,9 +27,8 @@ def attend(
     q_token_stride: int, q_head_stride: int, table_stride: int, scale: float, v_scale: float, softcap: float,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    FIELDS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FIELDS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Items by turns with the other programs of the same heads."""
     first_head = tl.program_id(0) * PACK
@@ -72,9 +69,8 @@ def attend(
             stop = tl.minimum((chunk + 1) * CHUNK, end)
             part, log_sum = _attend_chunk(
                 tile, more, context + query, seen_from, k_cache, v_cache, pages, kv_head, begin, stop,
-                context + first + 1, scale, softcap,
-                HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
-                PRECISION,
+                context + first + 1, scale, softcap, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_M,
+                BLOCK_N, BLOCK_D, BLOCK_E,
             )  # fmt: skip
             peak, shrink, fresh = weigh(peak, log_sum)
             weight = tl.fma(weight, shrink, fresh)
@@ -143,7 +139,7 @@ def _attend_chunk(
     scale, softcap,
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Attention over the keys begin..stop alone, and the log2 of its weights' sum; 0 and -inf where nothing is seen."""
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -155,8 +151,8 @@ def _attend_chunk(
     for masked in tl.static_range(1 if WINDOW else 0, 2):
         acc, norm, top = _over_keys(
             acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head,
-            border if masked else begin, stop if masked else border, scale, softcap,
-            masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E, PRECISION,
+            border if masked else begin, stop if masked else border, scale, softcap, masked, HAS_SOFTCAP, WINDOW,
+            KV_HEADS, HEAD_DIM, EXTRA, PAGE_SIZE, BLOCK_N, BLOCK_D, BLOCK_E,
         )  # fmt: skip
     seen = norm > 0.0
     norm = tl.where(seen, norm, 1.0)
@@ -169,7 +165,7 @@ def _over_keys(
     acc, norm, top, tile, more, position, seen_from, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, EXTRA: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Folds the keys begin..end into the running softmax: weighted values, sum of weights, and greatest score."""
     d = tl.arange(0, BLOCK_D)
@@ -189,9 +185,9 @@ def _over_keys(
             more_k = fetch(ends, key < end, MASKED, EXTRA, BLOCK_E).to(tile.dtype)
         else:
             v = fetch(v_cache + offsets, key < end, MASKED, HEAD_DIM, BLOCK_D).to(tile.dtype)
-        scores = tl.dot(tile, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(tile, tl.trans(k), input_precision="ieee")
         if EXTRA:
-            scores = tl.dot(more, tl.trans(more_k), scores, input_precision=PRECISION)
+            scores = tl.dot(more, tl.trans(more_k), scores, input_precision="ieee")
         if HAS_SOFTCAP:
             scores = softcap * tl.fma(tl.sigmoid(2.0 * scale * scores), 2.0, -1.0)  # softcap * tanh
         if MASKED:
@@ -208,6 +204,6 @@ def _over_keys(
             # Where a line sees nothing, that is the rounding of huge numbers, and its power anything.
             weights = tl.where(visible, weights, 0.0)
         norm = tl.fma(norm, shrink, tl.sum(weights, 1))
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new_top
     return acc, norm, top

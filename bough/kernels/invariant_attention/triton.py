@@ -8,8 +8,6 @@ is a row's place in the batch, its first query, and the one chunk to attend, or 
 window and one stream.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -207,7 +205,6 @@ def invariant_attention(
         HEAD_DIM=head_dim, EXTRA=extra, PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, CHUNK=chosen.chunk, PACK=chosen.pack,
         BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n, BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_E=max(MIN_DOT, triton.next_power_of_2(extra)),
-        PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
     if split_rows:

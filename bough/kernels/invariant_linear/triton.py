@@ -6,8 +6,6 @@ from the weight's shape: a few rows fill the device by their pieces, many rows b
 rows, because smaller ones use other instructions, which need not round alike.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -118,7 +116,6 @@ def invariant_linear(
         TensorDescriptor(weight, [n, k], [weight.stride(0), 1], [tile.block_n, tile.block_k]), None if split else bias,
         target, m, n, k, chosen.piece, pieces,
         SINGLE=split or pieces == 1, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, GROUP=GROUP_M,
-        PRECISION="ieee",  # says something of float32 alone; most AMD devices refuse any other
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if split:
@@ -136,7 +133,7 @@ def _multiply(
     piece: int,  # inputs
     pieces: int,
     SINGLE: tl.constexpr,  # a program has one piece only
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result, of all pieces or of one."""
     tile = tl.program_id(0)
@@ -150,13 +147,13 @@ def _multiply(
     if SINGLE:
         first_k = own * piece
         last_k = tl.minimum(first_k + piece, k)
-        total = _sum_piece(x, weight, row, column, first_k, last_k, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+        total = _sum_piece(x, weight, row, column, first_k, last_k, BLOCK_M, BLOCK_N, BLOCK_K)
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for number in range(pieces):
             first_k = number * piece
             last_k = tl.minimum(first_k + piece, k)
-            total += _sum_piece(x, weight, row, column, first_k, last_k, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+            total += _sum_piece(x, weight, row, column, first_k, last_k, BLOCK_M, BLOCK_N, BLOCK_K)
 
     line, at = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
     if bias is not None:
@@ -168,10 +165,10 @@ def _multiply(
 @triton.jit
 def _sum_piece(
     x, weight, row, column, first_k, last_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The product over the inputs of one piece. Beyond the edges a descriptor reads zeros, which change no sum."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(first_k, last_k, BLOCK_K):
-        acc = tl.dot(x.load([row, k]), weight.load([column, k]).T, acc, input_precision=PRECISION)
+        acc = tl.dot(x.load([row, k]), weight.load([column, k]).T, acc, input_precision="ieee")
     return acc

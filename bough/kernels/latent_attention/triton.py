@@ -4,8 +4,6 @@ and results back, and attention over keys and values that were made of latents.
 Attention over latents themselves is `decode_attention`'s, or `invariant_attention`'s.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -121,7 +119,6 @@ def _by_head(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, extra: in
         x, weight, out, tokens, *x.stride()[:2], *weight.stride(), *out.stride()[:2],
         K=inputs, N=outputs, EXTRA=extra, BLOCK_T=block_t, BLOCK_K=block_k, BLOCK_N=block_n,
         BLOCK_E=triton.next_power_of_2(max(extra, 1)),
-        PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=4, num_stages=3, **overlap(tokens),
     )  # fmt: skip
     return out
@@ -132,7 +129,7 @@ def _product(
     x, weight, out, tokens, x_token_stride, x_head_stride, w_head_stride, w_k_stride, w_n_stride, out_token_stride,
     out_head_stride,
     K: tl.constexpr, N: tl.constexpr, EXTRA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -144,12 +141,12 @@ def _product(
     rows = x + token[:, None] * x_token_stride + head * x_head_stride
     target = out + token[:, None] * out_token_stride + head * out_head_stride
     left = tl.load(rows + k[None, :], mask=here & (k < K)[None, :], other=0.0)
-    acc = tl.dot(left, right, input_precision=PRECISION)
+    acc = tl.dot(left, right, input_precision="ieee")
     for start in range(BLOCK_K, K, BLOCK_K):
         inside = k < K - start
         left = tl.load(rows + start + k[None, :], mask=here & inside[None, :], other=0.0)
         right = tl.load(places + start * w_k_stride, mask=inside[:, None] & (n < N)[None, :], other=0.0)
-        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
     tl.store(target + n[None, :], acc.to(out.dtype.element_ty), mask=here & (n < N)[None, :])
     if EXTRA:  # noqa: SIM102  (decided when the kernel is compiled)
         if tl.program_id(0) == 0:
@@ -194,7 +191,6 @@ def expanded_attention(
         NOPE=nope_dim, ROPE=rope_dim, VALUE=value_dim, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         BLOCK_D=triton.next_power_of_2(nope_dim), BLOCK_E=max(MIN_DOT, triton.next_power_of_2(rope_dim)),
         BLOCK_V=triton.next_power_of_2(value_dim),
-        PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip
 
@@ -205,9 +201,8 @@ def _attend(
     q, made, shared, query_starts, key_starts, context_lens, blocks, out,
     q_token_stride: int, q_head_stride: int, made_stride: int, shared_stride: int, out_token_stride: int,
     out_head_stride: int, scale: float,
-    NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """One block of queries, for one head."""
     head, block = tl.program_id(0), tl.program_id(1)
@@ -244,8 +239,8 @@ def _attend(
             k = fetch(line + d[None, :], held, masked, NOPE, BLOCK_D)
             more = fetch(ends + e[None, :], held, masked, ROPE, BLOCK_E)
             value = fetch(line + NOPE + v[None, :], held, masked, VALUE, BLOCK_V)
-            scores = tl.dot(own, tl.trans(k), input_precision=PRECISION)
-            scores = tl.dot(turned, tl.trans(more), scores, input_precision=PRECISION) * scale
+            scores = tl.dot(own, tl.trans(k), input_precision="ieee")
+            scores = tl.dot(turned, tl.trans(more), scores, input_precision="ieee") * scale
             if masked:
                 scores = tl.where(context + query[:, None] >= key[None, :], scores, float("-inf"))
             # A row sees its first key, so `new_top` is finite.
@@ -253,7 +248,7 @@ def _attend(
             shrink = tl.exp2(top - new_top)
             weights = tl.exp2(scores - new_top[:, None])
             norm = norm * shrink + tl.sum(weights, 1)
-            acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision=PRECISION)
+            acc = tl.dot(weights.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
             top = new_top
     target = out + token[:, None] * out_token_stride + head * out_head_stride + v[None, :]
     tl.store(target, (acc / norm[:, None]).to(out.dtype.element_ty), mask=there & (v < VALUE)[None, :])

@@ -4,8 +4,6 @@ Every number is worked out by itself, and a row's sum has the same order in any 
 any batch. Only forbidden logits are written: a mask that allows nearly everything costs next to nothing.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ without a block return at once: how many there are depends on sizes alone, as a 
 among programs as well, whose parts are summed on the way up, in a fixed order.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

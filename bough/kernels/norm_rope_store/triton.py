@@ -1,7 +1,5 @@
 """Head norms, rotation and the write to the caches in one launch: each value of a step is read and written once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -177,7 +177,6 @@ def prefill_attention(
         HAS_SOFTCAP=softcap is not None, WINDOW=window or 0, CHUNKED=chunked, HEADS=heads, KV_HEADS=kv_heads,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, DESCRIPTORS=descriptors, PACK=chosen.pack, FIELDS=fields,
         BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n, BLOCK_D=block_d,
-        PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
         num_warps=chosen.num_warps, num_stages=chosen.num_stages,
     )  # fmt: skip
     return out
@@ -206,7 +205,6 @@ def attend(
     HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, DESCRIPTORS: tl.constexpr,
     PACK: tl.constexpr, FIELDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries, for PACK heads."""
     TOGETHER: tl.constexpr = FIELDS == 4  # of several rows, whose tokens stand back to back
@@ -252,8 +250,8 @@ def attend(
     for masked in tl.static_range(1 if WINDOW else 0, 1 if TOGETHER else 2):
         acc, norm, top = _over_prefix(
             acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, border if masked else 0,
-            context if masked else border, cached_scale, softcap,
-            masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+            context if masked else border, cached_scale, softcap, masked, HAS_SOFTCAP, WINDOW, KV_HEADS, HEAD_DIM,
+            PAGE_SIZE, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     if TOGETHER:
         # What each row has of its own. The lines of others see none of it: their oldest key lies behind all.
@@ -267,7 +265,7 @@ def attend(
             acc, norm, top = _over_prefix(
                 acc, norm, top, tile, tl.where(own, 0, 1 << 30), k_cache, v_cache, own_pages, kv_head, border,
                 tl.load(context_lens + place + member), cached_scale, softcap,
-                True, HAS_SOFTCAP, True, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, PRECISION,
+                True, HAS_SOFTCAP, True, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D,
             )  # fmt: skip
     acc *= v_scale
 
@@ -285,7 +283,7 @@ def attend(
             acc, norm, top, tile, query, oldest - context, k_row, v_row, k_desc, v_desc, row_start, kv_head,
             border if masked else 0, end if masked else border, queries, k_token_stride, v_token_stride, fresh_scale,
             softcap, masked, HAS_SOFTCAP, 1 if TOGETHER else WINDOW, HEAD_DIM, DESCRIPTORS and not masked, BLOCK_N,
-            BLOCK_D, PRECISION,
+            BLOCK_D,
         )  # fmt: skip
 
     result = (acc / norm[:, None]).to(out.dtype.element_ty)
@@ -297,7 +295,6 @@ def _over_prefix(
     acc, norm, top, tile, oldest, k_cache, v_cache, pages, kv_head, begin, end, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Folds in the keys begin..end of the cache."""
     d = tl.arange(0, BLOCK_D)
@@ -315,7 +312,7 @@ def _over_prefix(
         visible = held[None, :]
         if WINDOW:
             visible = visible & (key[None, :] >= oldest[:, None])
-        acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP, PRECISION)
+        acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP)
     return acc, norm, top
 
 
@@ -324,7 +321,7 @@ def _over_fresh(
     acc, norm, top, tile, query, oldest, k_row, v_row, k_desc, v_desc, row_start, kv_head, begin, end, queries,
     k_token_stride, v_token_stride, scale, softcap,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Folds in the row's new tokens begin..end."""
     d = tl.arange(0, BLOCK_D)
@@ -340,7 +337,7 @@ def _over_fresh(
         visible = query[:, None] >= key[None, :]
         if WINDOW:
             visible = visible & (key[None, :] >= oldest[:, None])
-        acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP, PRECISION)
+        acc, norm, top = _fold(acc, norm, top, tile, k, v, visible, scale, softcap, MASKED, HAS_SOFTCAP)
     return acc, norm, top
 
 
@@ -363,10 +360,10 @@ def fetch(
 @triton.jit
 def _fold(
     acc, norm, top, tile, k, v, visible, scale, softcap,
-    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of the running softmax: weighted values, sum of weights, and greatest score so far."""
-    scores = tl.dot(tile, tl.trans(k), input_precision=PRECISION)
+    scores = tl.dot(tile, tl.trans(k), input_precision="ieee")
     if HAS_SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scale * scores) - 1.0)  # softcap * tanh
         scale = 1.0
@@ -381,5 +378,5 @@ def _fold(
         # Where a query sees nothing, that difference is the rounding of huge numbers, and its power anything.
         weights = tl.where(visible, weights, 0.0)
     norm = norm * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, norm, new_top

@@ -7,8 +7,6 @@ comes from the kernel before this one; items, pages and the first cached keys ar
 (see `overlap`), past the L1 cache, which may hold what an earlier step read.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -88,7 +86,7 @@ def projected_decode(
         HAS_SOFTCAP=softcap is not None, PLUS_ONE=plus_one, KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
         PAGE_SIZE=page_size, FIELDS=ITEM_FIELDS, BLOCK_G=max(MIN_DOT, triton.next_power_of_2(group)),
         BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=chosen.block_n, BLOCK_PARTS=parts_at_once(group, head_dim),
-        PRECISION="ieee", AHEAD=early["OVERLAP"] if ahead is None else ahead,
+        AHEAD=early["OVERLAP"] if ahead is None else ahead,
         num_warps=chosen.num_warps, num_stages=chosen.num_stages, **early,
     )  # fmt: skip
     return out
@@ -100,8 +98,7 @@ def _attend_projected(
     first_item, sinks, out, partial, log_sums, arrivals, batch, columns, table_stride, scale, softcap,
     NEW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PLUS_ONE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, FIELDS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_PARTS: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One item for the query heads of one kv head."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -162,7 +159,7 @@ def _attend_projected(
             tl.store(k_cache + kept + 0 * back, new_k, mask=here & (back == 0))
             tl.store(v_cache + kept + 0 * back, new_v, mask=here & (back == 0))
             top, norm, acc = absorb(
-                queries, new_k, new_v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION
+                queries, new_k, new_v, present, top, norm, acc, scale, softcap, HAS_SOFTCAP
             )  # fmt: skip
         else:
             new_k = _turned(
@@ -177,7 +174,7 @@ def _attend_projected(
             acc += new_v.to(tl.float32)
 
     if AHEAD:
-        top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+        top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP)
         first += BLOCK_N
     for start in range(first, last, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
@@ -185,7 +182,7 @@ def _attend_projected(
         # One block ahead, in registers: with several stages, keys and values can then be fetched as far ahead.
         page = _page(pages, token + BLOCK_N, last, PAGE_SIZE)
         k, v = _cached(k_cache, v_cache, here, token, last, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_D)
-        top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP, PRECISION)
+        top, norm, acc = absorb(queries, k, v, token < last, top, norm, acc, scale, softcap, HAS_SOFTCAP)
 
     if sinks is not None:
         top, norm, acc = join_sink(sinks, first_item, place, item, kv_head, top, norm, acc, GROUP, BLOCK_G)

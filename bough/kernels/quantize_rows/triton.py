@@ -3,8 +3,6 @@
 What produces the row happens in the same registers, rounded to the type of `x` where it would be between two launches.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -19,11 +17,8 @@ def config_for(size: int) -> int:
     return min(16, max(1, int(triton.next_power_of_2(size)) // 256))
 
 
-def quantize_rows(
-    x: torch.Tensor,  # [rows, size], the last dimension contiguous
-    group: int = 0,  # values that share a scale, a power of two; 0: all of a row
-) -> QuantizedRows:
-    """Each row, or group, is divided by what makes its largest value the largest 8-bit one. NaN stays NaN."""
+def quantize_rows(x: torch.Tensor, group: int = 0) -> QuantizedRows:
+    """As the reference, for x whose last dimension is contiguous, and groups of a power of two."""
     return _launch(x, x.shape[1], group)
 
 
@@ -39,12 +34,8 @@ def norm_quantize_rows(
     return _launch(x, x.shape[1], group, residual, weight, eps, plus_one), x if residual is None else residual
 
 
-def gated_quantize_rows(
-    x: torch.Tensor,  # [rows, 2 * size]: gate | up, the last dimension contiguous
-    activation: str,  # "silu" or "gelu_tanh"
-    group: int = 0,
-) -> QuantizedRows:
-    """`activation(gate) * up`, quantised."""
+def gated_quantize_rows(x: torch.Tensor, activation: str, group: int = 0) -> QuantizedRows:
+    """As the reference, for the same."""
     return _launch(x, x.shape[1] // 2, group, activation=activation)
 
 

@@ -6,8 +6,6 @@ tile know of each other is the inverse of a triangular matrix, and a row's part 
 row's part; so all tiles are inverted at once, and then every row goes through its own.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

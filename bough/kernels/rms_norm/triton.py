@@ -1,7 +1,5 @@
 """RMS norm in Triton: the row is read once, and addition, statistics and scaling happen in registers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

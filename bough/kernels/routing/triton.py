@@ -4,8 +4,6 @@ are put in order, so that those of one expert stand together.
 The one piece of state is a row of counters on each device, zero between layers: `experts.triton` clears them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -13,8 +13,6 @@ A *key* is an integer that orders like the logit it is made of, so that a thresh
 integers. Logits of 16 bits leave the low bits of a float32 unused; `SHIFT` drops them and saves that many halvings.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

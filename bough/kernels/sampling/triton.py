@@ -4,8 +4,6 @@ Two launches serve greedy and unfiltered rows, a third is added when some row ma
 alone and nothing is read back, so every launch can be captured in a CUDA graph.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

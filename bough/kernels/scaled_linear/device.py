@@ -1,7 +1,5 @@
 """The device code of scaled products: what the tiles of linear layers and of experts have in common, and the former."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,8 +1,6 @@
 """Scaled products on GPUs: torch's own where a weight has a scale for each output, Triton's where that would leave much
 of the device idle, where a weight has a scale for every 128 inputs, and for a few rows that are not quantised."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

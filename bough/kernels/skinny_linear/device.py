@@ -4,8 +4,6 @@ one by tiles.
 A tensor that a product does not have is given as None, and the code for it is then not compiled.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.target_info import cuda_capability_geq

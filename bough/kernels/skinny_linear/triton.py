@@ -9,8 +9,6 @@ The one piece of state is a row of counters on each device, by which programs th
 them is the last. A product leaves them at zero, so they need no clearing; products on one device must not overlap.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

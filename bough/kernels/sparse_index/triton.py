@@ -4,8 +4,6 @@ Lengths are the device's: grids depend on the number of tokens alone, so that al
 is chosen for a token depends on nothing but its query and its keys, to the bit.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -119,7 +117,6 @@ def choose_slots(
             TOP=top, HEADS=heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size,
             BLOCK_H=max(MIN_DOT, triton.next_power_of_2(heads)), BLOCK_N=BLOCK_KEYS,
             BLOCK_D=max(MIN_DOT, triton.next_power_of_2(head_dim)),
-            PRECISION="ieee",  # says something of float32 alone; any other is refused for most AMD devices
             num_warps=4, num_stages=3,
         )  # fmt: skip
         _choose[(count,)](
@@ -136,7 +133,7 @@ def _score(
     q, weights, cache, page_table, rows, lengths, scores,
     q_stride: int, weight_stride: int, table_stride: int, score_stride: int,
     TOP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Blocks of one query's keys, by turns with the other programs of the query. Where all are read, none is scored."""
     token = tl.program_id(0).to(tl.int64)
@@ -154,7 +151,7 @@ def _score(
         slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
         held = (key < length)[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(cache + slot[:, None] * HEAD_DIM + d[None, :], mask=held, other=0.0).to(tile.dtype)
-        products = tl.maximum(tl.dot(tile, tl.trans(k), input_precision=PRECISION), 0.0)
+        products = tl.maximum(tl.dot(tile, tl.trans(k), input_precision="ieee"), 0.0)
         tl.store(scores + token * score_stride + key, tl.sum(products * weight[:, None], axis=0), mask=key < length)
 
 

@@ -6,8 +6,6 @@ for each block, kept as two planes of bytes: one instruction then multiplies fou
 nibble set into the fraction of a 16-bit number is a number 128 or 1024 above the integer, which is exact.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Products with 4-bit weights in Triton."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

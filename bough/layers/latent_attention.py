@@ -58,7 +58,7 @@ class LatentAttention(Products):
             group=config.kv_group(layer),
         )
         self._spec_of_ends = replace(self._spec, ends_only=True)
-        self._thin = None if placement.adapters is None else placement.adapters.latents(latent, heads, placement)
+        self._thin = None if placement.make_latents is None else placement.make_latents(latent, heads, placement)
         self._head_dim = config.head_dim
         self._ops = placement.ops
 

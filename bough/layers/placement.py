@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from bough.core.control import RecordExperts
 from bough.core.errors import RequestError
-from bough.core.model_config import ModelConfig, MoEConfig, RopeConfig
+from bough.core.model_config import LatentConfig, ModelConfig, MoEConfig, RopeConfig
 from bough.distributed.experts import Slots, balanced, dispatch_share, plain_slots, rank_loads
 from bough.distributed.group import ALONE, AttentionGroup, RankGroup
 from bough.distributed.topology import Topology
@@ -152,14 +152,13 @@ class ExpertRecord:
         return json.dumps(((loads if self._ended is None else self._ended) - self._began).tolist())
 
 
-if TYPE_CHECKING:
-    from bough.layers.adapters import AdapterSlots
-
 # A scheme: makes the weight of a layer, of its inputs, the parts that stand one below the other, and whether it has a
-# bias; the table of a vocabulary, of its sizes; and the experts of a layer, of the hidden size.
+# bias; the table of a vocabulary, of its sizes; and the experts of a layer, of the hidden size. Behind those, what
+# adapters change in latent attention, of the heads that are here.
 WeightMaker = Callable[[int, Sequence[Part], bool, "Placement"], LinearWeight]
 TableMaker = Callable[[int, int, "Placement"], TableWeight]
 ExpertsMaker = Callable[[int, MoEConfig, "Placement"], ExpertWeights]
+LatentsMaker = Callable[[LatentConfig, slice, "Placement"], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ class Placement:
     make_experts: ExpertsMaker
     spread: SpreadExperts = field(default_factory=SpreadExperts)
     make_head: TableMaker | None = None  # None: as tables are
-    adapters: AdapterSlots | None = None  # None: nothing changes the weights
+    make_latents: LatentsMaker | None = None  # None: no adapters change the weights
     _ropes: dict[tuple[RopeConfig, int, int], RopeTable] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> torch.Tensor:

@@ -161,13 +161,13 @@ def build_model(
     from bough.layers.schemes.plain import PlainTable, ShardedTable
     from bough.layers.schemes.stored import StoredScheme, makers_for
 
-    ranks = group or ALONE
+    ranks, latents = group or ALONE, None if adapters is None else adapters.latents
     if packed_ops is not None:
         weight = functools.partial(PackedLinear, quantization=quantization)
         packed_table = functools.partial(PackedTable, quantization=of_tables(quantization))
         makers: Makers = weight, packed_table, functools.partial(PackedExperts, quantization=quantization)
         makers = makers if adapters is None else adapters.over(*makers)
-        placement = Placement(topology, dtype, device, ranks, packed_ops, *makers, adapters=adapters)
+        placement = Placement(topology, dtype, device, ranks, packed_ops, *makers, make_latents=latents)
     else:
         ops = ops_for(device, deterministic)
         scheme, experts, head = makers_for(quantization)
@@ -179,7 +179,7 @@ def build_model(
             scheme, table, experts = adapters.over(scheme, table, experts)
         head = head if topology.tp_size == 1 and adapters is None else None
         spread = spread or SpreadExperts(ranks)
-        placement = Placement(topology, dtype, device, ranks, ops, scheme, table, experts, spread, head, adapters)
+        placement = Placement(topology, dtype, device, ranks, ops, scheme, table, experts, spread, head, latents)
     return family.build(config, placement)
 
 

@@ -9,7 +9,7 @@ brings spare tokens, and the executor passes over as many as the row has got.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,9 +75,9 @@ class Drafting:
             first = (self._table.length[rows] - computed)[asleep] // self._page_size
             self._lacking[self._table.pages[rows[asleep], first]] = True
 
-    def leaves_out(self, rows: Sequence[int]) -> bool:
+    def leaves_out(self, rows: RowIndex, prompts: Iterable[int]) -> bool:
         """Whether the draft model has no part in a step of these rows."""
-        return self._model and bool(self._asleep[list(rows)].all())
+        return self._model and bool(self._asleep[rows].all()) and all(self._asleep[row] for row in prompts)
 
     def decide(self, rows: RowIndex) -> Drafts:
         if self._model and self._adaptive and len(rows) > DRAFTED_ROWS and not self._asleep[rows].all():

@@ -26,7 +26,9 @@ TRUST = 0.5  # come
 HOPE = 0.75  # the prior of its drafts: it is tried seldom, and with few steps
 MODEL_LOAN = 4.0  # the same as above for a request that tries it
 SAVINGS = 16.0  # steps: what requests have gained that is remembered for those after them
-EARLY_PROBE = 16  # as `PROBE` beside it, and twice as many each time: steps are slow until their graphs are captured
+# Decisions for drafts after which new requests do without, to learn what that costs now: steps are slow until their
+# graphs are captured. More each time, as those requests gain nothing.
+EARLY_PROBE, LATE_PROBE = 64, 4096
 REST, LONGEST_REST = 1024, 16 * 1024  # steps between two trials: few at first, more after each in vain
 PROBE = 256  # decisions for drafts, or against them, after which one goes the other way, to learn what that costs
 MEMORY = 0.8  # of a step's time that was known, when a further one is taken into account
@@ -99,14 +101,13 @@ class DraftLengths:
         self._handles = np.full(len(table.requests), -1, dtype=np.int64)
         self._ended = 0.0  # the last step
         self._drafted, self._alike = False, 0  # the last decision, and how many were like it
-        # Steps to come that learn what those without take, decisions until there are more, whether the last was one.
-        self._trials, self._until, self._plain = 0, EARLY_PROBE, False
+        self._until, self._plain = EARLY_PROBE, False  # the last step had no part of the draft model
         self._saved, self._rest, self._next_rest = 0.0, 0, REST
 
     def knows_cost(self, rows: int) -> bool:
         """Whether a step of so many rows without drafts was measured: what has them is compared with that."""
-        self._trials, trial = max(0, self._trials - 1), self._trials > 0
-        return not self._adaptive or (not trial and self._without.believes(rows))
+        near = self._model and any(rows <= 2 * size and size <= 2 * rows for size in self._without.sizes)
+        return not self._adaptive or near or self._without.believes(rows)
 
     @property
     def resting(self) -> bool:
@@ -172,7 +173,7 @@ class DraftLengths:
             return best if worth else 0
         self._alike = 0
         if self._model:
-            self._trials, self._until = TRIALS, min(2 * self._until, PROBE)
+            self._rest, self._until = self._rest or TRIALS + 1, min(4 * self._until, LATE_PROBE)
             return best if worth else 0
         return 0 if worth else best
 
@@ -202,7 +203,7 @@ class DraftLengths:
                 self._without.observe(n, seconds)
             self._ahead[rows] += 1.0 - KEEP
             return
-        if self._without.believes(n):
+        if self._without.sizes:
             without = self._without.of(n)
             expected = self._times.with_drafts(n, tokens - n, without)[-1]  # what takes far longer waited for something
             gained = counts - KEEP * min(seconds, SURPRISE * expected) / without

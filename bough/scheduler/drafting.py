@@ -9,6 +9,7 @@ brings spare tokens, and the executor passes over as many as the row has got.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,6 @@ class Drafts:
     given: IntArray  # [rows]
     tokens: IntArray  # [sum of given and spare]
     some: bool = True  # False: all compute one token
-    rests: bool = False  # the draft model has no part in the step, to learn what it takes then
     spare: IntArray | None = None  # [rows] None: nobody has any
 
 
@@ -58,8 +58,8 @@ class Drafting:
         for shared in (self._ones, self._zeros):  # every plan without drafts has views of them
             shared.setflags(write=False)
 
-    def without(self, rows: RowIndex, *, rests: bool = False) -> Drafts:
-        return Drafts(self._ones[: len(rows)], self._zeros[: len(rows)], NO_TOKENS, some=False, rests=rests)
+    def without(self, rows: RowIndex) -> Drafts:
+        return Drafts(self._ones[: len(rows)], self._zeros[: len(rows)], NO_TOKENS, some=False)
 
     def begin(self, row: int, pages: IntArray) -> None:
         """The row has another request, which begins with these cached pages."""
@@ -75,9 +75,9 @@ class Drafting:
             first = (self._table.length[rows] - computed)[asleep] // self._page_size
             self._lacking[self._table.pages[rows[asleep], first]] = True
 
-    def leaves_out(self, drafts: Drafts, decodes: RowIndex, prompts: list[int]) -> bool:
+    def leaves_out(self, rows: RowIndex, prompts: Iterable[int]) -> bool:
         """Whether the draft model has no part in a step of these rows."""
-        return self._model and (drafts.rests or bool(self._asleep[decodes].all())) and bool(self._asleep[prompts].all())
+        return self._model and bool(self._asleep[rows].all()) and all(self._asleep[row] for row in prompts)
 
     def decide(self, rows: RowIndex) -> Drafts:
         if self._model and self._adaptive and len(rows) > DRAFTED_ROWS and not self._asleep[rows].all():
@@ -86,7 +86,8 @@ class Drafting:
             self._pause = max(0, self._pause - 1)
             return self.without(rows)
         if not self._lengths.knows_cost(len(rows)):  # where there are drafts for all, no other step would tell
-            return self.without(rows, rests=self._model)
+            self._asleep[rows] = self._model  # until they end: a gap of a few tokens spoils what is guessed behind it
+            return self.without(rows)
         table = self._table
         # Of an answer that may stop by itself one token is left for the next step, which is then launched: so the token
         # that it stops with is cached as it is without drafts.

@@ -119,8 +119,7 @@ class Planner:
             self.ratio.after_decode()
         chunks, common = self.sharing.arrange_chunks(chunks)
         tell = self._micro_batches is not None
-        prompts = [chunk.request.row for chunk in chunks]
-        undrafted = self.drafting.leaves_out(decodes.drafts, decodes.rows, prompts)
+        undrafted = self.drafting.leaves_out(decodes.rows, (chunk.request.row for chunk in chunks))
         step = self._assembly.assemble(self._setups, edits, decodes, chunks, common, tell=tell, undrafted=undrafted)
         if not chunks:
             return step

@@ -1023,7 +1023,7 @@ def test_steps_are_plain_while_a_draft_model_sleeps(
         pass
     uses = [graphs._uses for graphs in (executor._decode_graphs, executor._mixed_graphs)]
     answers, drafted, replayed = list[Any](), list[int](), list[int]()
-    knowing = [True], [True], [True, False, False, True], [False, False, False, True]
+    knowing = [True], [True], [True, True, True, False], [True]
     for resting, knows in zip(([False], [True], [False], [True, False]), knowing, strict=True):
         rests, known = itertools.cycle(resting), itertools.cycle(knows)
         monkeypatch.setattr(DraftLengths, "resting", property(partial(lambda rests, _: next(rests), rests)))

@@ -209,7 +209,7 @@ class ModelStream:
             self.drafting.begin(row, ints())
         while len(live := (self._table.sampled < 200).nonzero()[0]):
             drafts = self.drafting.decide(live)
-            plain = self.drafting.leaves_out(drafts, live, [])
+            plain = self.drafting.leaves_out(live, [])
             self.kinds.append((int(drafts.widths.max()), plain))
             counts = np.array([self._held(int(width) - 1, holds) for width in drafts.widths], dtype=np.int32)
             span = self.seconds, self.seconds + (1.0 if plain else self._drafted)
@@ -238,7 +238,8 @@ def test_a_draft_model_that_does_not_pay_falls_asleep(count: int, drafted: float
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_draft_model_that_pays_stays_awake_and_wakes_up(count: int) -> None:
     stream = ModelStream(count, 1.5)
-    assert min(stream.answer(0.9) for _ in range(10)) > 1.5
+    assert stream.answer(0.9) == 1.0, "first it learns what plain steps take"
+    assert sorted(stream.answer(0.9) for _ in range(20))[4] > 1.5
     for _ in range(30):
         stream.answer(0.0)
     assert stream.drafting._lengths.resting
@@ -254,13 +255,13 @@ def test_a_draft_model_has_no_part_for_what_begins_behind_a_gap() -> None:
     drafting._asleep[1] = True
     drafting.grew(rows(0, 1), ints(1, 1), ints(3, 13), ints(1, 1))
     drafting.begin(2, ints(1, 2, 3))
-    assert not drafting.leaves_out(drafting.without(rows(2)), rows(2), [])
-    assert not drafting.leaves_out(drafting.without(rows(1)), rows(1), [2])
+    assert not drafting.leaves_out(rows(2), [])
+    assert not drafting.leaves_out(rows(1), [2])
     drafting.begin(2, ints(12, 13))
-    assert drafting.leaves_out(drafting.without(rows(1)), rows(1), [2])
+    assert drafting.leaves_out(rows(1), [2])
     drafting.grew(rows(0), 3, ints(13), 1)
     drafting.begin(2, ints(12, 13))
-    assert not drafting.leaves_out(drafting.without(rows(2)), rows(2), [])
+    assert not drafting.leaves_out(rows(2), [])
 
 
 def test_what_a_device_waits_for_is_part_of_a_step_and_a_pause_is_not() -> None:

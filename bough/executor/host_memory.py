@@ -1,6 +1,7 @@
 """The host's memory for cached prefixes (`--enable-hierarchical-cache`): how much, and pinned where a GPU copies."""
 
 import logging
+import weakref
 
 import numpy as np
 import torch
@@ -57,8 +58,11 @@ def host_memory(limits: Limits, settings: Settings, group: RankGroup = ALONE) ->
 
 
 def _pin(buffers: HostMemory) -> None:
-    """Lets the GPU copy by itself. Registered, because torch's own pinned memory is rounded up to a power of two."""
-    register = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
-    for buffer in buffers:
-        if buffer.nbytes and (error := int(register(buffer.ctypes.data, buffer.nbytes, 0))):
+    """Lets the GPU copy by itself, until the memory is given back. Registered, because torch's own pinned memory is
+    rounded up to a power of two."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    for buffer in (each for each in buffers if each.nbytes):
+        if error := int(runtime.cudaHostRegister(buffer.ctypes.data, buffer.nbytes, 0)):
             log.warning("memory of the host cannot be pinned (CUDA error %d): steps will wait for copies", error)
+        else:  # other memory may have these addresses later, and could not be registered
+            weakref.finalize(buffer, runtime.cudaHostUnregister, buffer.ctypes.data).atexit = False

@@ -126,9 +126,7 @@ def test_the_page_of_commands_has_each_with_its_own_flags() -> None:
     assert not [name for name, flag in own.items() if f"| `{flag}` |" not in parts[name]]
     engines = {name for name, part in parts.items() if "(settings.md) too" in part}
     assert {"serve", "chat", "bench offline"} <= engines and not engines & own.keys()
-    assert (
-        "| `--seed` | `0` |" in parts["bench offline"] and "| `--batch-size` | `1 4 16` |" in parts["bench one-batch"]
-    )
+    assert "| `--seed` | `0` |" in parts["bench offline"] and "| `--workload` | `random` |" in parts["bench offline"]
 
 
 def test_the_changelog_speaks_of_this_version_first() -> None:

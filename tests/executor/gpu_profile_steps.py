@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bough.bench.one_batch import run_batch
 from bough.core.plan import BatchPlan, InFlight
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
 from bough.executor.plain_plans import decode_plan, prompt_plan
 from bough.loader.locate import find_files
+from tests.bench.one_batch import run_batch
 
 STEPS = 20
 DECODES = ((256, 900), (128, 900), (16, 900), (1, 300))  # rows, keys

@@ -121,7 +121,6 @@ def test_pages_copied_in_pieces_to_scattered_places_continue_alike(
     out.wait()
     assert ticket.wait().seconds
     executor.close()
-    torch.cuda.cudart().cudaHostUnregister(buffer.ctypes.data)
 
 
 @pytest.mark.parametrize("parts", [1, 8])
@@ -163,4 +162,3 @@ def test_layers_that_wait_for_their_pages_compute_the_same_bits(
     assert found[0] == found[1]
     assert due[:layers] == [copies * max(0, parts - layer) for layer in range(layers)]
     executor.close()
-    torch.cuda.cudart().cudaHostUnregister(buffer.ctypes.data)

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from bough.core.errors import SettingsError
-from bough.core.files import table_beside
 from bough.core.plan import Executor, Limits
-from bough.core.setting_checks import add_table, require_counts
+from bough.core.setting_checks import require_counts
 from bough.core.settings import Settings
 from bough.executor.plain_plans import decode_plan, prompt_plan
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_table(parser, table_beside(__file__, "flags.toml")["one-batch"])
+    load = parser.add_argument_group("load")
+    load.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16], help="requests of a batch, in turn")
+    load.add_argument("--input-len", type=int, default=128, help="tokens of each prompt")
+    load.add_argument("--output-len", type=int, default=16, help="tokens of each answer")
+    load.add_argument("--json", action="store_true", help="print one JSON object per batch size")
 
 
 def main(args: argparse.Namespace, flat: dict[str, Any]) -> int:

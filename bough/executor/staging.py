@@ -62,6 +62,8 @@ class Arena:
         self._tensors = {dtype: memory.view(dtype) for dtype in TORCH_TYPES.values()}
         self._arrays = {dtype: tensor.numpy() for dtype, tensor in self._tensors.items()}
         mapped = memory if self._device.type == "cpu" else torch.as_tensor(Mapped(memory), device=self._device)
+        if mapped.data_ptr() != memory.data_ptr():  # a copy: another GPU of this process has pinned it
+            mapped = memory
         self._mapped = {dtype: mapped.view(dtype) for dtype in TORCH_TYPES.values()}
 
 
@@ -98,7 +100,10 @@ class Staging:
         """Pinned memory that the flat tensor of integers is being written to; valid once an event recorded after this
         has happened, and until the ring comes round."""
         pinned, mapped = self._arenas[self._turn].take(len(tensor), tensor.dtype)
-        torch.bitwise_or(tensor, 0, out=mapped)
+        if mapped.device == tensor.device:
+            torch.bitwise_or(tensor, 0, out=mapped)
+        else:
+            pinned.copy_(tensor, non_blocking=True)
         return pinned
 
 

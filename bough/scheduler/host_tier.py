@@ -113,12 +113,14 @@ class TieredCache(PrefixCache):
         if self._policy == "write_through" and ended != early:
             self._noted.append((tokens.copy(), namespace))
 
-    def launched(self, resting: bool) -> None:
+    def launched(self) -> None:
         self._due += self._noted
         self._noted.clear()
         if self.groups or self.below is not None:
-            self._write_due(len(self._due))
-        elif resting or len(self._due) > MOST_DUE or sum(len(tokens) for tokens, _ in self._due) > self._most_due:
+            self._write_due(len(self._due))  # before the next plan lets go of pages
+
+    def copy_out(self, resting: bool) -> None:
+        if resting or len(self._due) > MOST_DUE or sum(len(tokens) for tokens, _ in self._due) > self._most_due:
             self._write_due(AT_ONCE)
         self.behind = bool(self._due)
         while self.under_way and self.under_way[0].ticket.ready():

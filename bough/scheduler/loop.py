@@ -167,7 +167,8 @@ class Scheduler:
     def _rest(self) -> list[messages.ToScheduler]:
         """Nothing runs and nothing waits: does what was put off, then sleeps until something comes. The next load will
         be like any first one."""
-        self._batch.take_edits(resting=True)
+        self._batch.take_edits()
+        self._cache.copy_out(resting=True)
         if self._cache.behind:
             return self._inbox.receive(0.0)
         self._planner.ratio.reset()
@@ -203,6 +204,7 @@ class Scheduler:
             planned = self._planner.plan(self._clock(), drained=not self._in_flight)
         planned_at = self._clock()
         if planned is None:
+            self._cache.copy_out(resting=False)
             # Nothing can be launched before what is in flight has been committed.
             if self._in_flight:
                 self._commit_oldest()
@@ -222,6 +224,7 @@ class Scheduler:
             self._step_time.launched(planned, begun_at, launched_at)
         self._timeline.launched((begun_at, planned_at, launched_at))
         self._handover.launched(planned)
+        self._cache.copy_out(resting=False)
         self._dirty = True
         self._grammar_steps.supply(self._in_flight)
 

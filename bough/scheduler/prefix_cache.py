@@ -27,7 +27,7 @@ class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
     tiered = False
-    behind = False  # whether more is to be copied to lower tiers, by further calls of `launched`
+    behind = False  # whether more is to be copied to lower tiers, by further calls of `copy_out`
     run_tokens = sys.maxsize  # of which the last whole ones of a prompt end a chunk, so that its state there is kept
     tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
     load_s = 0.0  # that the copies take which the last `fetch` has begun
@@ -154,8 +154,11 @@ class PrefixCache:
         """The tree has these tokens, as soon as the plan in the making has run; or they are all that it has of a
         request that ends."""
 
-    def launched(self, resting: bool) -> None:
-        """Every plan that was made has been launched; `resting`: and has run, and none follows soon."""
+    def launched(self) -> None:
+        """Every plan that was made has been launched."""
+
+    def copy_out(self, resting: bool) -> None:
+        """Time for copies: a plan has been launched, or (`resting`) none will soon be."""
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         """What the match of a request that can begin becomes with what lower tiers have of its tokens, if that takes

@@ -216,7 +216,7 @@ class RunningBatch:
         if spoilt_tokens is not None:  # by itself or its prefix: what is not finite makes all that reads it so
             self.cache.forget(spoilt_tokens, request.namespace)
 
-    def take_edits(self, *, resting: bool = False) -> tuple[PageSwap, ...]:
+    def take_edits(self) -> tuple[PageSwap, ...]:
         """What a new plan must tell the executor first. Pages that the last plan's rows swapped away are free from now
         on: had they been given out at once, two rows of that plan would have written to them."""
         for pages in self._swapped_out:
@@ -227,7 +227,7 @@ class RunningBatch:
             self.cache.groups[snapshot.group].release(snapshot.page)
             self.cache.note(snapshot.key, snapshot.namespace)
         self._taken.clear()
-        self.cache.launched(resting)
+        self.cache.launched()
         edits, self._edits = tuple(self._edits), []
         return edits
 

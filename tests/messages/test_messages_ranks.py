@@ -94,6 +94,7 @@ PLAN = BatchPlan(
     encodes=(Encode(7, "image", 3, (Feature("pixel_values", "float32", (1, 3, 4, 4), 64),), "file"),),
     media=ints(1, 7, 0, 3).reshape(1, 4),
     positions=np.arange(12, dtype=np.int32).reshape(3, 4),
+    undrafted=True,
 )
 MASKS = TokenMasks(np.array([[1, -1], [0, 2**31 - 1]], dtype=np.int32))
 COMMANDS = [

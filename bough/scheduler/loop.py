@@ -169,7 +169,7 @@ class Scheduler:
         be like any first one."""
         self._batch.take_edits(resting=True)
         if self._cache.behind:
-            return self._inbox.receive(0.0)
+            return self._inbox.receive(POLL_S)
         self._planner.ratio.reset()
         self._stats.idle()
         self._warming_up = self._executor.idle()

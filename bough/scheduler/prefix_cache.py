@@ -27,7 +27,7 @@ class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
     tiered = False
-    behind = False  # whether more is to be copied to lower tiers, by further calls of `launched`
+    behind = False  # whether copies to lower tiers are to be made yet, or to end, by further calls of `launched`
     run_tokens = sys.maxsize  # of which the last whole ones of a prompt end a chunk, so that its state there is kept
     tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
     load_s = 0.0  # that the copies take which the last `fetch` has begun
@@ -152,7 +152,7 @@ class PrefixCache:
 
     def note(self, tokens: IntArray, namespace: str, *, ended: bool = False) -> None:
         """The tree has these tokens, as soon as the plan in the making has run; or they are all that it has of a
-        request that ends."""
+        request that ends, while none is in the making."""
 
     def launched(self, resting: bool) -> None:
         """Every plan that was made has been launched; `resting`: and has run, and none follows soon."""

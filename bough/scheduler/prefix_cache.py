@@ -46,6 +46,7 @@ class PrefixCache:
         self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)
         self.tree = RadixTree(limits.page_size, memory.radix_eviction_policy, on_event, self.groups, medium)
         self.evicted = 0  # since the start
+        self.undrafted = np.zeros(1 + limits.pages[0], dtype=np.bool_)  # pages without a draft model's part: `Drafting`
         self._pins: dict[Hashable, Node] = {}  # what stays though no request reads it, the oldest first
 
     @property
@@ -132,6 +133,7 @@ class PrefixCache:
         room = self.available, *(group.available for group in self.groups)
         if not whole or all(len(at) <= free for at, free in zip(places, room, strict=True)):
             own = np.sort(self.take(count - known))  # neighbours cross the bus together
+            self.undrafted[own] = False  # as far as is known: what they had before is gone
             copies.append((0, offered[0][known:count], own))
             for index, group in enumerate(self.groups, 1):
                 at = places[index]

@@ -177,7 +177,7 @@ def device_drafting(count: int, *, adaptive: bool = True, proposer: Any = None) 
     table.heeds_eos, table.has_stop_ids = np.arange(count) == 2, np.zeros(count, dtype=bool)
     drafts = 3 if proposer is None else 0
     limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=drafts, adaptive_drafts=adaptive)
-    return Drafting(table, limits, proposer)
+    return Drafting(table, limits, proposer, np.zeros(1 + limits.pages[0], dtype=np.bool_))
 
 
 def test_drafts_of_the_device_are_for_rows_that_have_room() -> None:
@@ -304,7 +304,8 @@ class Stream:
         table.max_new = np.full(count, len(texts[0]) - prompt)
         settings = Settings.from_flat({"speculative_algorithm": "NGRAM", "speculative_ngram_capacity": 0})
         limits = Limits(count, 1, (64,), 4096, 1000, 64, "test")
-        self._table, self._drafting = table, Drafting(table, limits, NgramProposer(settings.speculative))
+        lacking = np.zeros(1 + limits.pages[0], dtype=np.bool_)
+        self._table, self._drafting = table, Drafting(table, limits, NgramProposer(settings.speculative), lacking)
         self.seconds = 0.0  # that it has taken
 
     def without(self) -> float:

@@ -124,6 +124,18 @@ def test_requests_that_go_on_ending_are_copied_as_fast_as_they_end() -> None:
     assert len(cache._due) < 2 * ended * AT_ONCE
 
 
+def test_pages_that_come_back_lack_no_more_than_others() -> None:
+    """What a draft model had left out of those that were there before tells nothing of them."""
+    bench = bench_of()
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt)
+    cache = tier(bench)
+    cache.undrafted[:] = True
+    assert ask(bench, FIRST) == (29, 16)
+    (pages,) = cache.tree.pages_of(np.array(FIRST, dtype=np.int32))
+    assert cache.undrafted[pages].tolist() == [True] * 13 + [False] * 16 + [True]
+
+
 def test_selective_writes_what_was_found_again() -> None:
     bench = bench_of("write_through_selective")
     assert [ask(bench, prompt) for prompt in (FIRST, FIRST, OTHER, FIRST)] == [(0, 0), (29, 0), (0, 0), (29, 16)]

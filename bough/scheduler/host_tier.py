@@ -52,8 +52,7 @@ class CopyRate:
     def learn(self, nbytes: int, seconds: float | None) -> None:
         if seconds:
             seen = nbytes / seconds
-            known = self.bytes_per_s or seen
-            self.bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
+            self.bytes_per_s = max(seen, MEMORY * (self.bytes_per_s or seen) + (1.0 - MEMORY) * seen)
 
     def seconds(self, nbytes: int) -> float:
         return nbytes / self.bytes_per_s if self.bytes_per_s else 0.0

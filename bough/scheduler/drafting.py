@@ -61,9 +61,9 @@ class Drafting:
     def without(self, rows: RowIndex) -> Drafts:
         return Drafts(self._ones[: len(rows)], self._zeros[: len(rows)], NO_TOKENS, some=False)
 
-    def begin(self, row: int, pages: IntArray) -> None:
-        """The row has another request, which begins with these cached pages."""
-        self._asleep[row] = self._model and (self._lengths.resting or bool(self._lacking[pages].any()))
+    def begin(self, row: int, pages: IntArray, *, first: bool = False) -> None:
+        """The row has another request, which begins with these cached pages; `first`: many may begin as it does."""
+        self._asleep[row] = self._model and bool(self._lacking[pages].any() or (self._lengths.resting and not first))
 
     def grew(self, rows: RowIndex, computed: IntArray | int, pages: IntArray, counts: IntArray | int) -> None:
         """These rows compute so many more tokens in the planned step, and have `counts` new pages each for them."""

@@ -247,7 +247,7 @@ class Planner:
         self._queue.remove(request)
         request.begin_running(now)
         self._setups.append(self._batch.admit(request, match, match.length - found))
-        self.drafting.begin(request.row, match.pages)
+        self.drafting.begin(request.row, match.pages, first=not self._cache.tree.total_pages)
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:

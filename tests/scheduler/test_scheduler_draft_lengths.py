@@ -264,6 +264,15 @@ def test_a_draft_model_has_no_part_for_what_begins_behind_a_gap() -> None:
     assert not drafting.leaves_out(rows(2), [])
 
 
+def test_what_is_computed_after_a_flush_lacks_nothing() -> None:
+    """What all prompts begin with would have all of them do without the draft model for as long as it is cached."""
+    drafting = device_drafting(2)
+    drafting._lengths._rest = 100
+    drafting.begin(0, ints(), first=True)
+    drafting.begin(1, ints())
+    assert not drafting.leaves_out(rows(0), []) and drafting.leaves_out(rows(1), [])
+
+
 def test_what_a_device_waits_for_is_part_of_a_step_and_a_pause_is_not() -> None:
     chosen = device_drafting(1)._lengths
     for step in range(TRIALS + 1):

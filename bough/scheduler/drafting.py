@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.media import MEDIA_ID
-from bough.core.plan import BatchPlan, IntArray, Limits, StepResult
+from bough.core.plan import BatchPlan, BoolArray, IntArray, Limits, StepResult
 from bough.core.settings import DRAFTED_ROWS, STEP_DRAFTS
 from bough.scheduler.draft_lengths import DraftLengths
 from bough.scheduler.ports import Proposer
@@ -39,7 +39,7 @@ class Drafts:
 
 
 class Drafting:
-    def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None) -> None:
+    def __init__(self, table: RowTable, limits: Limits, proposer: Proposer | None, lacking: BoolArray) -> None:
         self._table = table
         self._proposer = proposer
         self.most, self._model = 1 + max(limits.drafts, 0 if proposer is None else proposer.most), limits.drafts > 0
@@ -52,7 +52,7 @@ class Drafting:
         rows = len(table.requests)
         # Rows that do without the draft model until they end, and pages that lack some of what it would have computed:
         # what begins with such pages does without it, too.
-        self._asleep, self._lacking = np.zeros(rows, dtype=np.bool_), np.zeros(1 + limits.pages[0], dtype=np.bool_)
+        self._asleep, self._lacking = np.zeros(rows, dtype=np.bool_), lacking
         self._page_size = limits.page_size
         self._ones, self._zeros = np.ones(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
         for shared in (self._ones, self._zeros):  # every plan without drafts has views of them
@@ -61,9 +61,9 @@ class Drafting:
     def without(self, rows: RowIndex) -> Drafts:
         return Drafts(self._ones[: len(rows)], self._zeros[: len(rows)], NO_TOKENS, some=False)
 
-    def begin(self, row: int, pages: IntArray) -> None:
-        """The row has another request, which begins with these cached pages."""
-        self._asleep[row] = self._model and (self._lengths.resting or bool(self._lacking[pages].any()))
+    def begin(self, row: int, pages: IntArray, *, first: bool = False) -> None:
+        """The row has another request, which begins with these cached pages; `first`: many may begin as it does."""
+        self._asleep[row] = self._model and bool(self._lacking[pages].any() or (self._lengths.resting and not first))
 
     def grew(self, rows: RowIndex, computed: IntArray | int, pages: IntArray, counts: IntArray | int) -> None:
         """These rows compute so many more tokens in the planned step, and have `counts` new pages each for them."""

@@ -52,8 +52,7 @@ class CopyRate:
     def learn(self, nbytes: int, seconds: float | None) -> None:
         if seconds:
             seen = nbytes / seconds
-            known = self.bytes_per_s or seen
-            self.bytes_per_s = max(seen, MEMORY * known + (1.0 - MEMORY) * seen)
+            self.bytes_per_s = max(seen, MEMORY * (self.bytes_per_s or seen) + (1.0 - MEMORY) * seen)
 
     def seconds(self, nbytes: int) -> float:
         return nbytes / self.bytes_per_s if self.bytes_per_s else 0.0
@@ -111,20 +110,19 @@ class TieredCache(PrefixCache):
         # may want to find a prompt in a store at once.
         early = bool(self.groups) or self.below is not None
         if self._policy == "write_through" and ended != early:
-            self._noted.append((tokens.copy(), namespace))
+            (self._due if ended else self._noted).append((tokens.copy(), namespace))
 
     def launched(self) -> None:
-        self._due += self._noted
-        self._noted.clear()
+        self._due, self._noted = self._due + self._noted, []
         if self.groups or self.below is not None:
             self._write_due(len(self._due))  # before the next plan lets go of pages
 
     def copy_out(self, resting: bool) -> None:
         if resting or len(self._due) > MOST_DUE or sum(len(tokens) for tokens, _ in self._due) > self._most_due:
-            self._write_due(AT_ONCE)
-        self.behind = bool(self._due)
+            self._write_due(max(AT_ONCE, len(self._due) // AT_ONCE))  # more where more end with each plan
         while self.under_way and self.under_way[0].ticket.ready():
             self._finish(self.under_way.popleft())
+        self.behind = bool(self._due or self.under_way)
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
@@ -194,8 +192,7 @@ class TieredCache(PrefixCache):
 
     def _write_due(self, most: int) -> None:
         now, self._due = self._due[:most], self._due[most:]
-        if now:
-            self._write(now, beside=True)
+        self._write(now, beside=True)
 
     def _write(self, noted: Sequence[tuple[IntArray, str]], *, beside: bool) -> None:
         """Copies to the host what the device has of these tokens and the host has not: what many requests have

@@ -170,7 +170,7 @@ class Scheduler:
         self._batch.take_edits()
         self._cache.copy_out(resting=True)
         if self._cache.behind:
-            return self._inbox.receive(0.0)
+            return self._inbox.receive(POLL_S)
         self._planner.ratio.reset()
         self._stats.idle()
         self._warming_up = self._executor.idle()

@@ -64,10 +64,7 @@ class Planner:
         adapters: Adapters | None = None,
         media: Media | None = None,
     ) -> None:
-        self._batch = batch
-        self._table = batch.table
-        self._cache = batch.cache
-        self._queue = queue
+        self._batch, self._table, self._cache, self._queue = batch, batch.table, batch.cache, queue
         self._adapters, self.media = adapters or Adapters(), media or Media(limits, 0)
         self._mixed = settings.enable_mixed_chunk
         self._whole_prompts = limits.whole_prompts
@@ -76,7 +73,7 @@ class Planner:
         self._prefill_budget = PrefillBudget(gap_s, most, limits.page_size, limits.even_tokens)
         self._ranking = Ranking(settings, batch.cache.tree, seed)
         self._forecast = Forecast(batch, settings.schedule_conservativeness)
-        self.drafting = Drafting(batch.table, limits, proposer)
+        self.drafting = Drafting(batch.table, limits, proposer, batch.cache.undrafted)
         self.retraction = Retraction(
             *(batch, queue, self._ranking, self._forecast),
             preemption_threshold=settings.priority_scheduling_preemption_threshold,
@@ -250,7 +247,7 @@ class Planner:
         self._queue.remove(request)
         request.begin_running(now)
         self._setups.append(self._batch.admit(request, match, match.length - found))
-        self.drafting.begin(request.row, match.pages)
+        self.drafting.begin(request.row, match.pages, first=not self._cache.tree.total_pages)
         return self._extend(request, count)
 
     def _chunk_size(self, request: Request, length: int, total: int, budget: int) -> int:

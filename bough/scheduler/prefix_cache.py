@@ -27,7 +27,7 @@ class PrefixCache:
     """Counts are in pages, of full attention where nothing else is said."""
 
     tiered = False
-    behind = False  # whether more is to be copied to lower tiers, by further calls of `copy_out`
+    behind = False  # whether copies to lower tiers are to be made yet, or to end, by further calls of `copy_out`
     run_tokens = sys.maxsize  # of which the last whole ones of a prompt end a chunk, so that its state there is kept
     tokens_per_s: float | None = None  # at which prompts are computed, as far as is known
     load_s = 0.0  # that the copies take which the last `fetch` has begun
@@ -46,6 +46,7 @@ class PrefixCache:
         self.groups = tuple(GroupPages(group, pages, limits.page_size) for group, pages in further)
         self.tree = RadixTree(limits.page_size, memory.radix_eviction_policy, on_event, self.groups, medium)
         self.evicted = 0  # since the start
+        self.undrafted = np.zeros(1 + limits.pages[0], dtype=np.bool_)  # pages without a draft model's part: `Drafting`
         self._pins: dict[Hashable, Node] = {}  # what stays though no request reads it, the oldest first
 
     @property
@@ -132,6 +133,7 @@ class PrefixCache:
         room = self.available, *(group.available for group in self.groups)
         if not whole or all(len(at) <= free for at, free in zip(places, room, strict=True)):
             own = np.sort(self.take(count - known))  # neighbours cross the bus together
+            self.undrafted[own] = False  # as far as is known: what they had before is gone
             copies.append((0, offered[0][known:count], own))
             for index, group in enumerate(self.groups, 1):
                 at = places[index]
@@ -152,7 +154,7 @@ class PrefixCache:
 
     def note(self, tokens: IntArray, namespace: str, *, ended: bool = False) -> None:
         """The tree has these tokens, as soon as the plan in the making has run; or they are all that it has of a
-        request that ends."""
+        request that ends, while none is in the making."""
 
     def launched(self) -> None:
         """Every plan that was made has been launched."""

@@ -15,12 +15,8 @@ class Retraction:
     def __init__(
         self, batch: RunningBatch, queue: WaitingQueue, ranking: Ranking, forecast: Forecast, preemption_threshold: int
     ) -> None:
-        self._batch = batch
-        self._table = batch.table
-        self._cache = batch.cache
-        self._queue = queue
-        self._ranking = ranking
-        self._forecast = forecast
+        self._batch, self._table, self._cache = batch, batch.table, batch.cache
+        self._queue, self._ranking, self._forecast = queue, ranking, forecast
         self._preemption_threshold = preemption_threshold
         self.retracted = 0  # requests retracted since start
 

@@ -265,8 +265,7 @@ class RunningBatch:
     def _share(self, row: int) -> None:
         """Gives the row's whole pages to the tree. Where the tree already has those tokens, the row moves to the tree's
         pages, and its own will go back to the pool."""
-        tree = self.cache.tree
-        table = self.table
+        tree, table = self.cache.tree, self.table
         whole = table.valid_tokens(row) // self.page_size
         if not self.cache.share or whole <= table.tree_pages[row]:
             return

@@ -8,7 +8,7 @@ import numpy as np
 from bough.core.plan import IntArray
 from bough.memory.tree.events import DISK, EXTERNAL, KVEvent
 from bough.memory.tree.node import TOKEN_BYTES
-from bough.memory.tree.tree import RadixTree
+from bough.memory.tree.tree import NO_PAGES, RadixTree
 
 MOST_BLOCKS = 1 << 21  # in the runs that are known at a time; of more, those are given up that were met longest ago
 
@@ -21,31 +21,40 @@ class StoreEvents:
         """Tokens of a `run`, and of a `page`."""
         self.backend, self.on, self._run = backend, on_event is not None and backend is not None, run
         self._tree = RadixTree(page, on_event=on_event, medium=DISK if backend == "file" else EXTERNAL)
-        self._runs: dict[str, tuple[IntArray, str]] = {}  # with all before them, and their namespace
+        self._runs: dict[str, tuple[str, IntArray, str]] = {}  # the one before each, its own tokens, their namespace
         self.seen: deque[tuple[str, bool]] = deque()  # what threads have found to be there, or not
 
-    def describe(self, keys: Sequence[str], tokens: IntArray, namespace: str, first: int = 0) -> None:
-        """These are the names of the runs in `tokens`, from `first` on."""
-        for number, key in enumerate(keys if self.on else (), first + 1):
+    def describe(self, keys: Sequence[str], tokens: IntArray, namespace: str) -> None:
+        """These are the names of the runs in `tokens`."""
+        for number, key in enumerate(keys if self.on else ()):
             self._runs.pop(key, None)
-            self._runs[key] = tokens[: number * self._run], namespace
+            own = tokens[number * self._run :][: self._run].copy()  # each is kept once, however many begin with it
+            self._runs[key] = keys[number - 1] if number else "", own, namespace
+
+    def prefix(self, key: str) -> tuple[IntArray, str]:
+        """The tokens of a run with all before it, and their namespace; none where one of them is not known."""
+        parts, namespace = list[IntArray](), ""
+        while key in self._runs:
+            key, own, namespace = self._runs[key]
+            parts.insert(0, own)
+        return NO_PAGES if key else np.concatenate([NO_PAGES, *parts]), namespace
 
     def tell(self) -> None:
         tree = self._tree
         while self.seen:
             key, there = self.seen.popleft()
-            tokens, namespace = self._runs.get(key, (np.empty(0, dtype=np.int32), ""))
+            tokens, namespace = self.prefix(key)
             if not there:
                 self._withdraw(tokens, namespace)
             elif len(tokens) - self._run <= tree.match_length(tokens, namespace) < len(tokens):
                 tree.insert(tokens, np.zeros(len(tokens) // tree.page_size, dtype=np.int32), namespace)
         while len(self._runs) * self._run > MOST_BLOCKS * tree.page_size:
-            self._withdraw(*self._runs.pop(next(iter(self._runs))))
+            self._withdraw(*self.prefix(oldest := next(iter(self._runs))))
+            del self._runs[oldest]
 
     def _withdraw(self, tokens: IntArray, namespace: str) -> None:
         """And all behind it, but for blocks that another run begins with, too."""
-        found = self._tree.match(tokens, namespace)
-        above, length = found.node, found.length
+        above, _, length, *_ = self._tree.match(tokens, namespace)
         if not length or length < len(tokens):
             return
         while length == len(tokens) or (length % self._run and len(above.children) == 1):

@@ -240,7 +240,7 @@ class StoreTier(Handover):
         nbytes, cache = (len(keys) - first) * self.run_bytes + self.state_bytes, self._cache
         if more <= 0 or not self._rate.pays(nbytes, more, cache.tokens_per_s, cache.rate.seconds(nbytes)):
             return False
-        self._events.describe(keys[first:], tokens, request.namespace, first)
+        self._events.describe(keys, tokens, request.namespace)
         fetch = self.transfers.fetch(keys[first:], self.run_bytes, self.state_bytes)
         self._wanted[request] = Wanted(backend, fetch, identity, tokens, first)
         if self._memory.hicache_storage_prefetch_policy != "best_effort":

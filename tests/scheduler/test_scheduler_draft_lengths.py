@@ -177,7 +177,7 @@ def device_drafting(count: int, *, adaptive: bool = True, proposer: Any = None) 
     table.heeds_eos, table.has_stop_ids = np.arange(count) == 2, np.zeros(count, dtype=bool)
     drafts = 3 if proposer is None else 0
     limits = Limits(count, 1, (64,), 200, 100, 16, "test", drafts=drafts, adaptive_drafts=adaptive)
-    return Drafting(table, limits, proposer)
+    return Drafting(table, limits, proposer, np.zeros(1 + limits.pages[0], dtype=np.bool_))
 
 
 def test_drafts_of_the_device_are_for_rows_that_have_room() -> None:
@@ -264,6 +264,15 @@ def test_a_draft_model_has_no_part_for_what_begins_behind_a_gap() -> None:
     assert not drafting.leaves_out(rows(2), [])
 
 
+def test_what_is_computed_after_a_flush_lacks_nothing() -> None:
+    """What all prompts begin with would have all of them do without the draft model for as long as it is cached."""
+    drafting = device_drafting(2)
+    drafting._lengths._rest = 100
+    drafting.begin(0, ints(), first=True)
+    drafting.begin(1, ints())
+    assert not drafting.leaves_out(rows(0), []) and drafting.leaves_out(rows(1), [])
+
+
 def test_what_a_device_waits_for_is_part_of_a_step_and_a_pause_is_not() -> None:
     chosen = device_drafting(1)._lengths
     for step in range(TRIALS + 1):
@@ -304,7 +313,8 @@ class Stream:
         table.max_new = np.full(count, len(texts[0]) - prompt)
         settings = Settings.from_flat({"speculative_algorithm": "NGRAM", "speculative_ngram_capacity": 0})
         limits = Limits(count, 1, (64,), 4096, 1000, 64, "test")
-        self._table, self._drafting = table, Drafting(table, limits, NgramProposer(settings.speculative))
+        lacking = np.zeros(1 + limits.pages[0], dtype=np.bool_)
+        self._table, self._drafting = table, Drafting(table, limits, NgramProposer(settings.speculative), lacking)
         self.seconds = 0.0  # that it has taken
 
     def without(self) -> float:

@@ -16,7 +16,7 @@ from bough.memory.tree.events import HOST, AllBlocksCleared, BlockRemoved, Block
 from bough.messages.requests import FlushCache
 from bough.scheduler import host_tier
 from bough.scheduler.assembly import PlannedStep
-from bough.scheduler.host_tier import TRY_AGAIN, CopyRate, TieredCache
+from bough.scheduler.host_tier import AT_ONCE, TRY_AGAIN, CopyRate, TieredCache
 from tests.fakes.executor import FakeExecutor, FakeTicket, oracle
 from tests.fakes.scheduler_bench import Bench
 
@@ -99,6 +99,41 @@ def test_of_many_requests_a_few_are_written_beside_each_plan(pages: int, monkeyp
     (few, times), (all_at_once, fewer_times) = used
     assert few == all_at_once and times > fewer_times
     assert few == 24 * 6 or pages == 64, "what leaves the device before its plan was launched is not copied"
+
+
+def test_what_makes_room_before_the_next_plan_copies_what_has_just_ended() -> None:
+    """Pages that come from another engine do."""
+    bench = bench_of()
+    bench.ask(0, FIRST, max_new_tokens=2)
+    while 0 not in bench.out.ended:
+        bench.turn()
+    cache = tier(bench)
+    cache.pool.give(cache.take(cache.pool.total))
+    assert ask(bench, FIRST) == (29, 29)
+
+
+def test_requests_that_go_on_ending_are_copied_as_fast_as_they_end() -> None:
+    """Though all they have is there, so that nothing needs room."""
+    bench = bench_of()
+    ask(bench, FIRST)
+    cache, ended = tier(bench), 3 * AT_ONCE
+    for _ in range(6 * AT_ONCE):
+        for _ in range(ended):
+            cache.note(np.array(FIRST, dtype=np.int32), "", ended=True)
+        cache.launched(resting=False)
+    assert len(cache._due) < 2 * ended * AT_ONCE
+
+
+def test_pages_that_come_back_lack_no_more_than_others() -> None:
+    """What a draft model had left out of those that were there before tells nothing of them."""
+    bench = bench_of()
+    for prompt in (FIRST, OTHER):
+        ask(bench, prompt)
+    cache = tier(bench)
+    cache.undrafted[:] = True
+    assert ask(bench, FIRST) == (29, 16)
+    (pages,) = cache.tree.pages_of(np.array(FIRST, dtype=np.int32))
+    assert cache.undrafted[pages].tolist() == [True] * 13 + [False] * 16 + [True]
 
 
 def test_selective_writes_what_was_found_again() -> None:

@@ -271,6 +271,16 @@ def test_a_block_is_announced_while_a_run_with_it_is_there(seen: list[Any], page
         assert sorted(subscriber.tokens(DISK)) == sorted(token for block in blocks for token in block[-page_size:])
 
 
+def test_what_many_prompts_begin_with_is_remembered_once(heard: Subscriber) -> None:
+    events = StoreEvents(heard.add, "file", 4, 1)
+    for last in range(50):
+        tokens = np.array([*range(400), last, last, last, last], dtype=np.int32)
+        keys = [f"{number}" for number in range(100)] + [f"last {last}"]
+        events.describe(keys, tokens, "")
+        assert events.prefix(keys[-1])[0].tolist() == tokens.tolist()
+    assert sum((own if own.base is None else own.base).nbytes for _, own, _ in events._runs.values()) == 150 * 16
+
+
 # ---- stores
 
 
@@ -283,7 +293,8 @@ def test_a_folder_that_makes_room_withdraws_what_it_removes(
     for first in range(6):
         rig.ask([first, *PROMPT])
         there = {path.name for path in (tmp_path / "kv").iterdir() if not path.name.startswith(".")}
-        announced = [key for key in there if (run := rig.tier._events._runs.get(key)) and known(rig, *run)]
+        runs = (rig.tier._events.prefix(key) for key in there)
+        announced = [run for run in runs if len(run[0]) and known(rig, *run)]
         assert len(there) <= 5 and len(heard.tokens(DISK)) == 256 * len(announced) >= 512
     assert heard.counts["BlockRemoved", DISK] >= 256 * 4
 

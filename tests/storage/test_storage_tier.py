@@ -148,6 +148,12 @@ def test_the_rest_of_a_prefix_comes_from_the_store() -> None:
     assert second.ask() == (512, (512 - 300, "file"))
 
 
+def test_a_run_that_ends_with_an_answer_is_stored_though_nothing_comes_behind_it() -> None:
+    kept = Kept()
+    Rig(kept).ask(PROMPT[:511])
+    assert len(kept.values) == 2
+
+
 def test_names_keep_apart_what_differs() -> None:
     kept = Kept()
     first = Rig(kept)

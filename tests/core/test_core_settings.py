@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bough.core.errors import SettingsError
+from bough.core.setting_checks import HELP, help_of
 from bough.core.settings import ALIASES, Settings, UnbuiltSettings, all_fields
 
 
@@ -20,7 +21,8 @@ def test_flat_and_grouped_forms_are_the_same() -> None:
 def test_names_are_unique_over_all_groups_and_every_one_has_help() -> None:
     names = [f.name for _, f in all_fields()]
     assert len(names) == len(set(names))
-    assert all(f.metadata["help"] for group, f in all_fields() if group != "unbuilt")
+    assert all(help_of(f) for _, f in all_fields())
+    assert not HELP.keys() - {f.name for _, f in all_fields() if not f.metadata["help"]}, "nothing needs these"
 
 
 def test_none_means_not_given() -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bough.core.setting_checks import help_of
 from bough.core.settings import all_fields
 from bough.server.protocols import all_endpoints
 from tests.server.native_engine import NativeEngine
@@ -30,7 +31,7 @@ def shown_default(value: Any) -> str:
 
 
 def row_of(f: dataclasses.Field[Any]) -> str:
-    return f"| `{flag_of(f.name)}` | {shown_default(f.default)} | {f.metadata['help']} |"
+    return f"| `{flag_of(f.name)}` | {shown_default(f.default)} | {help_of(f)} |"
 
 
 def test_every_setting_is_in_the_guide_with_its_default_and_help() -> None:

@@ -114,13 +114,18 @@ def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
     raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
 
 
+def add_flags(
+    section: argparse._ActionsContainer, flags: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Flags by name, of each what `add_argument` takes, with `more` that a table cannot say."""
+    for name, said in flags.items():
+        own = {**said, **more.get(name.replace("-", "_"), {})}
+        section.add_argument(f"--{name}", **own | ({"type": NUMBERS[said["type"]]} if "type" in said else {}))
+
+
 def add_table(parser: argparse.ArgumentParser, groups: Mapping[str, Any], **more: Mapping[str, Any]) -> None:
-    """Flags by group and name, of each what `add_argument` takes, with `more` that a table cannot say."""
     for title, flags in groups.items():
-        group = parser.add_argument_group(title)
-        for name, said in flags.items():
-            own = {**said, **more.get(name.replace("-", "_"), {})}
-            group.add_argument(f"--{name}", **own | ({"type": NUMBERS[said["type"]]} if "type" in said else {}))
+        add_flags(parser.add_argument_group(title), flags, more)
 
 
 def require_counts(args: argparse.Namespace, names: Iterable[str]) -> None:

@@ -135,21 +135,9 @@ class SpeculativeSettings:
 
     speculative_algorithm: str | None = setting(None, choices=("NGRAM", *DRAFT_MODELS))
     speculative_draft_model_path: str | None = setting(None)
-    speculative_num_steps: int | None = setting(
-        None,
-        "draft steps of a draft model: for chains one less than --speculative-num-draft-tokens, for trees their "
-        f"depth ({TREE_STEPS}) when left out",
-        low=1,
-        high=63,
-    )
+    speculative_num_steps: int | None = setting(None, low=1, high=63)
     speculative_eagle_topk: int | None = setting(None, low=1, high=16)
-    speculative_num_draft_tokens: int | None = setting(
-        None,
-        f"most tokens of a request in one step, its last token and the drafts after it; when left out {NGRAM_TOKENS}, "
-        f"with a draft model {MODEL_TOKENS}, with trees {TREE_TOKENS}",
-        low=2,
-        high=64,
-    )
+    speculative_num_draft_tokens: int | None = setting(None, low=2, high=64)
     speculative_adaptive: bool = setting(True)
     speculative_ngram_max_trie_depth: int = setting(18, low=2, high=64)
     speculative_ngram_capacity: int = setting(65536, low=0)

@@ -38,7 +38,6 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
     updating: dict[str, Any] = {"access": "admin_only", "answer": schemas.WeightsOutcome}
     reading: dict[str, Any] = {"access": "admin_only", "methods": ("GET", "POST"), "body": schemas.ReadWeightBody}
     naming: dict[str, Any] = {"access": "admin_only", "answer": dict[str, Any]}
-    from_tensor = partial(update_from_tensor, context)
 
     def update(kind: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
         async def handle(request: Request, given: Any) -> Response:
@@ -70,7 +69,7 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         update("distributed", schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
         group("init", control.GroupPlace, control.JoinTrainer),
         group("destroy", schemas.NamedGroup, control.LeaveTrainer),
-        described("/update_weights_from_tensor", from_tensor, own_bodies=TENSORS, **updating),
+        described("/update_weights_from_tensor", partial(update_from_tensor, context), own_bodies=TENSORS, **updating),
         described("/get_weights_by_name", partial(read_weight, context), answer=list[Any], **reading),
         command_route("/update_weight_version", name_version, schemas.VersionBody, **naming),
     ]

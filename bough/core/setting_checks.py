@@ -124,6 +124,7 @@ def add_flags(
 
 
 def add_table(parser: argparse.ArgumentParser, groups: Mapping[str, Any], **more: Mapping[str, Any]) -> None:
+    """The same by groups."""
     for title, flags in groups.items():
         add_flags(parser.add_argument_group(title), flags, more)
 

@@ -16,6 +16,7 @@ from typing import Any
 from bough.cli.flags import ENVIRONMENT_PREFIX
 from bough.cli.gateway import ENVIRONMENT_PREFIX as GATEWAY_PREFIX
 from bough.core.gateway_settings import GatewaySettings, gateway_fields
+from bough.core.setting_checks import help_of
 from bough.core.settings import ALIASES, GROUPS, all_fields
 from bough.gateway.app import NATIVE_PATHS, PREFIXES
 from bough.gateway.core import Gateway
@@ -76,13 +77,10 @@ def settings_page() -> str:
 def _settings_table(
     title: str, group: type[Any], fields: Iterable[dataclasses.Field[Any]], prefix: str = ENVIRONMENT_PREFIX
 ) -> list[str]:
-    shown = [f for f in fields if f.metadata["help"]]  # the others are accepted for start scripts of other engines
-    if not shown:
-        return []
     about = " ".join((group.__doc__ or "").split())
     return [
         *("", f"## {title}", "", about, "", "| flag | variable | default | |", "|---|---|---|---|"),
-        *(_setting_row(f, prefix) for f in shown),
+        *(_setting_row(f, prefix) for f in fields),
     ]
 
 
@@ -90,7 +88,7 @@ def _setting_row(f: dataclasses.Field[Any], prefix: str) -> str:
     names = [f.name, *(alias for alias, name in ALIASES.items() if name == f.name)]
     flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
     choices = f.metadata["choices"]
-    about = f.metadata["help"] + (f": {', '.join(f'`{each}`' for each in choices)}" if choices else "")
+    about = help_of(f) + (f": {', '.join(f'`{each}`' for each in choices)}" if choices else "")
     return f"| {flags} | `{prefix}{f.name.upper()}` | {default_cell(f.default)} | {_cell(about)} |"
 
 

@@ -5,7 +5,7 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bough.core.errors import SettingsError, nearest
 from bough.core.files import table_beside
@@ -83,6 +83,12 @@ class Parser(argparse.ArgumentParser):
         self._takes_text = takes_text  # so a word too many is most likely the rest of one
         self._subcommands = subcommands
         self._other_flags = other_flags  # where flags that are not this command's belong
+
+    def add_flags(self, section: argparse._ActionsContainer | None = None, **more: Mapping[str, Any]) -> None:
+        """Those that `flags.toml` has for this command."""
+        from bough.core.setting_checks import add_flags  # which reads a table that menus do without
+
+        add_flags(section or self, table_beside(__file__, "flags.toml")[self.prog], more)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -83,9 +83,7 @@ def run(argv: Sequence[str]) -> int:
     about = "Shows what this machine offers, what an engine with the given flags would use, what would fit"
     parser = Parser(program="bough doctor", about=f"{about}, and what is missing.")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="same as --model-path; a config.json is enough")
-    parser.add_argument("--plan", action="store_true", help="show how the model could be split over --gpus instead")
-    parser.add_argument("--gpus", metavar="8xH200[,HOSTS]", help="that a plan is for, here or not; 8xH200 if left out")
-    parser.add_argument("--json", action="store_true", help="print the findings as a JSON object")
+    parser.add_flags()
     add_engine_flags(parser)
     parsed = parser.parse(argv)
     settings = settings_with_model(parsed)

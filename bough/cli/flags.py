@@ -15,7 +15,7 @@ from typing import Any
 from bough.cli.commands import did_you_mean
 from bough.core.errors import SettingsError
 from bough.core.files import read_yaml
-from bough.core.setting_checks import check_value, field_type
+from bough.core.setting_checks import check_value, field_type, help_of
 from bough.core.settings import ALIASES, Settings, all_fields
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,7 @@ def add_setting(section: argparse._ActionsContainer, f: Field, default: Any) -> 
         options["action"] = argparse.BooleanOptionalAction
     else:
         options["action"] = "store_true"
-    text = f.metadata["help"]
-    add_flag(section, f.name, aliases, help=text + _shown(default) if text else argparse.SUPPRESS, **options)
+    add_flag(section, f.name, aliases, help=help_of(f) + _shown(default), **options)
 
 
 def add_flag(

@@ -40,15 +40,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _roll(argv: Sequence[str]) -> int:
     parser = _client_parser("roll", "Replaces the workers of a running gateway one by one; no request fails.")
-    parser.add_argument(
-        "--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"),
-        help="replace the worker at OLD by the one at NEW; may be given repeatedly",
-    )  # fmt: skip
-    parser.add_argument(
-        "--worker-api-key", default=os.environ.get(WORKER_KEY_VARIABLE), metavar="TEXT",
-        help=f"key of the workers at NEW; also {WORKER_KEY_VARIABLE}",
-    )  # fmt: skip
-    parser.add_argument("--timeout-s", type=float, default=1800.0, metavar="X", help="for each worker (default: 1800)")
+    key = {"default": os.environ.get(WORKER_KEY_VARIABLE)}
+    parser.add_flags(replace={"metavar": ("OLD", "NEW")}, worker_api_key=key)
     parsed = parser.parse(argv)
     from bough.gateway.commands import AdminClient, roll
 
@@ -59,8 +52,7 @@ def _roll(argv: Sequence[str]) -> int:
 
 def _top(argv: Sequence[str]) -> int:
     parser = _client_parser("top", "A live table of a running gateway's workers.")
-    parser.add_argument("--interval-s", type=float, default=1.0, metavar="X", help="between two updates (default: 1)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="end after this many updates; at Ctrl-C when left out")
+    parser.add_flags()
     parsed = parser.parse(argv)
     from bough.gateway.commands import AdminClient, show
 
@@ -89,16 +81,7 @@ def _parser() -> Parser:
         "`bough gateway roll` restarts the workers of a running gateway one by one, `bough gateway top` shows them.",
     )
     section = parser.add_argument_group("Gateway", "Each flag is also a variable, such as BOUGH_GATEWAY_POLICY.")
-    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-    section.add_argument("--worker-urls", metavar="URL", help="engines that run already", **several)
-    section.add_argument(
-        "--prefill", nargs="+", action="append", default=[], metavar=("URL", "BOOTSTRAP_PORT"),
-        help="a prefill engine, and the port where it meets decode engines (default: 8998); may be given repeatedly",
-    )  # fmt: skip
-    section.add_argument("--decode", metavar="URL", help="decode engines", **several)
-    section.add_argument("--api-key", action="append", default=[], metavar="KEY", help="key of a client; repeatable")
-    section.add_argument("--selector", metavar="KEY=VALUE", help="labels of Kubernetes pods", **several)
-    section.add_argument("--config", metavar="FILE", help="YAML file of workers, policies, keys and settings; watched")
+    parser.add_flags(section, prefill={"metavar": ("URL", "BOOTSTRAP_PORT")})
     for f in gateway_fields():
         add_setting(section, f, f.default)
     quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}

@@ -85,13 +85,7 @@ def _parser() -> Parser:
     parser = Parser(program="bough generate", usage="PROMPT", about=about, takes_text=True)
     # Optional for argparse, so that a misspelt flag is reported before a missing prompt.
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text to continue; - reads standard input")
-    parser.add_argument(
-        "--chat", action="store_true", help="send the prompt as a chat message, in the model's template"
-    )
-    parser.add_argument("--json", action="store_true", help="print the whole output object instead of its text")
-    parser.add_argument("--no-stream", action="store_true", help="print the text when it is complete")
-    about_raw = "print exactly what was generated: special tokens and the stop text too, and no newline at the end"
-    parser.add_argument("--raw", action="store_true", help=about_raw)
+    parser.add_flags()
     add_sampling_flags(parser)
     add_engine_flags(parser, DEFAULTS)
     return parser

@@ -19,10 +19,7 @@ def run(argv: Sequence[str]) -> int:
     """0: every request was answered; 1: some failed."""
     parser = Parser(program="bough replay", usage="FILE", about="Sends the requests of a crash dump again.")
     parser.add_argument("file", metavar="FILE", help="a crash_dump_….jsonl")
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="of the server")
-    parser.add_argument("--api-key", help="the key that it asks for")
-    parser.add_argument("--speed", type=float, default=1.0, help="2: twice as fast as they came; 0: all at once")
-    parser.add_argument("--unfinished", action="store_true", help="only those that ran when the engine died")
+    parser.add_flags()
     parsed = parser.parse(argv)
     requests = [r for r in read_dump(Path(parsed.file)) if not (parsed.unfinished and r["finished"])]
     failed = asyncio.run(_send_all(requests, normal_url(parsed.url), parsed.api_key, parsed.speed))

@@ -23,7 +23,6 @@ from bough.core.setting_checks import require_counts
 from bough.gateway.registry import normal_url
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-CONCURRENCY = 256  # enough to fill a GPU's batch
 PATIENCE_S = 60.0  # for the first answer of a server that may be busy
 
 
@@ -68,9 +67,7 @@ def _parser() -> Parser:
     parser = Parser(program="bough run-batch", usage="-i IN.jsonl -o OUT.jsonl", about=about)
     parser.add_argument("-i", "--input-file", metavar="IN.jsonl", help="a request on each line")
     parser.add_argument("-o", "--output-file", metavar="OUT.jsonl", help="one answer per line, in order of completion")
-    parser.add_argument("--url", help="of a running server, such as http://127.0.0.1:30000; else one is started")
-    parser.add_argument("--api-key", dest="key", metavar="KEY", help="the key that the server of --url asks for")
-    parser.add_argument("--max-concurrency", type=int, default=CONCURRENCY, help="requests at a time")
+    parser.add_flags()
     add_engine_flags(parser)
     return parser
 

@@ -26,27 +26,15 @@ AT_ONCE = 2048  # texts
 WORDS = Path(__file__).parent.parent / "bench/data/perplexity.txt"
 TASKS = ["Explain this", "Write a story in which this happens", "Say this in other words", "List five facts about this"]
 TASKS += ["Write a Python function for this", "Tell me as JSON what this is about", "Continue this text"]
-NUMBERS = {
-    "num-texts": (4096, "texts that the model writes"),
-    "length": (256, "most tokens of each"),
-    "steps": (2000, "batches to learn from"),
-    "batch-size": (16, "texts of a batch"),
-    "draft-vocab-size": (8192, "tokens that the head can guess: the most frequent ones"),
-}
 
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(program="bough train-draft", usage="[MODEL] --output DIR", about="Trains an EAGLE-3 draft head.")
     parser.add_argument("trained", nargs="?", metavar="MODEL", help="as --model-path; without one, the default model")
-    parser.add_argument("--output", metavar="DIR", required=True, help="folder for the head's checkpoint")
-    parser.add_argument("--prompts", metavar="FILE", help="one prompt per line, in place of those that come with Bough")
-    parser.add_argument("--texts", metavar="FILE", help="keeps what the model wrote, for further runs (JSON lines)")
-    for name, (usual, text) in NUMBERS.items():
-        parser.add_argument(f"--{name}", type=int, default=usual, help=f"{text} ({usual})")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (0.001)")
+    parser.add_flags()
     add_engine_flags(parser, DEFAULTS)
     args = parser.parse(argv)
-    require_counts(args, (name.replace("-", "_") for name in NUMBERS))
+    require_counts(args, ("num_texts", "length", "steps", "batch_size", "draft_vocab_size"))
     given = given_settings(args) | ({} if args.trained is None else {"model_path": args.trained})
     settings, kept = Settings.from_flat(given), args.texts is not None and Path(args.texts).exists()
     lines = _lines(args.texts if kept else args.prompts) if kept or args.prompts else _prompts(args.num_texts)

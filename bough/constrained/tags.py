@@ -19,33 +19,19 @@ from bough.constrained.schema_lowering import lower_schema
 from bough.constrained.schema_source import join
 from bough.constrained.type_forms import Gap
 from bough.core.errors import RequestError
+from bough.core.files import table_beside
 from bough.core.sampling_params import ANY_JSON
 
 Json = dict[str, Any]
 
-STRING = (str,)
-STRINGS = (list,)
-FLAG = (bool,)
-FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # by type of format: the fields it must have
-    "const_string": {"value": STRING},
-    "json_schema": {"json_schema": (dict, bool, str)},
-    "regex": {"pattern": STRING},
-    "grammar": {"grammar": STRING},
-    "any_text": {},
-    "sequence": {"elements": STRINGS},
-    "or": {"elements": STRINGS},
-    **{kind: {"content": (dict,)} for kind in ("optional", "star", "plus")},
-    "repeat": {"content": (dict,), "min": (int,), "max": (int,)},
-    "tag": {"begin": STRING, "content": (dict,), "end": (str, list)},
-    "triggered_tags": {"triggers": STRINGS, "tags": STRINGS},
-    "tags_with_separator": {"tags": STRINGS, "separator": STRING},
-}
-OPTIONS: dict[str, dict[str, tuple[type, ...]]] = {  # and those it may have
-    "json_schema": {"style": STRING},
-    "any_text": {"excludes": STRINGS},
-    "triggered_tags": {"at_least_one": FLAG, "stop_after_first": FLAG, "excludes": STRINGS},
-    "tags_with_separator": {"at_least_one": FLAG, "stop_after_first": FLAG},
-}
+TYPES: dict[str, type] = {"text": str, "list": list, "object": dict, "flag": bool, "number": int}
+FIELDS, OPTIONS = (  # by type of format: the fields it must have, and those it may have
+    {
+        kind: {name: tuple(TYPES[word] for word in words.split()) for name, words in fields.items()}
+        for kind, fields in table.items()
+    }
+    for table in table_beside(__file__, "tags.toml").values()
+)
 SHORT = ("type", "structures", "triggers")
 STRUCTURE = ("begin", "schema", "end")
 LONG = ("type", "format")
@@ -147,7 +133,7 @@ class _TagLowering:
         return inner
 
     def _check_fields(self, found: Json, kind: str, path: str) -> None:
-        allowed = {"type": STRING, **FIELDS[kind], **OPTIONS.get(kind, {})}
+        allowed = {"type": (str,), **FIELDS[kind], **OPTIONS.get(kind, {})}
         for name in FIELDS[kind].keys() - found.keys():
             raise self.error(path, f"needs {name!r}")
         for name, value in found.items():

@@ -25,12 +25,6 @@ finally:
         del sys.modules["mistral_common"]
 
 __all__ = [
-    "GGML_QUANT_SIZES",
-    "GGUF_DEFAULT_ALIGNMENT",
-    "GGUF_MAGIC",
-    "GGMLQuantizationType",
-    "GGUFReader",
-    "GGUFValueType",
-    "LlamaFileType",
-    "quants",
-]
+    "GGML_QUANT_SIZES", "GGUF_DEFAULT_ALIGNMENT", "GGUF_MAGIC", "GGMLQuantizationType", "GGUFReader", "GGUFValueType",
+    "LlamaFileType", "quants",
+]  # fmt: skip

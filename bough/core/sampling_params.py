@@ -200,9 +200,8 @@ def require_utf8(text: str, name: str, most: int | None = None) -> None:
         raise RequestError(told, field=name) from None
 
 
-require_name = functools.partial(
-    require_utf8, most=4096
-)  # for ids, keys and adapters, which all prompts of a call have
+# For ids, keys and adapters, which all prompts of a call have.
+require_name = functools.partial(require_utf8, most=4096)
 
 
 def require_few(listed: Sized, name: str, most: int = MAX_LISTED) -> None:

@@ -18,13 +18,14 @@ INSTEAD: dict[str, dict[str, str]] = {  # by setting, what to do instead of othe
     name: {value: text for text, values in hints.items() for value in values.split()}
     for name, hints in TABLES["instead"].items()
 }
+HELP: dict[str, str] = {name: text for group in TABLES["help"].values() for name, text in group.items()}
 NUMBERS: dict[str, type] = {"int": int, "float": float}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
 
 
 def setting(
     default: Any,
-    help: str,
+    help: str = "",
     *,
     choices: tuple[Any, ...] | None = None,
     low: float | None = None,
@@ -32,10 +33,15 @@ def setting(
     many: bool = False,
     as_json: bool = False,
 ) -> Any:
-    """A field with what the command line and the checks need to know of it. Of `many`, a list is kept as JSON, and an
-    object of `as_json`."""
+    """A field with what the command line and the checks need to know of it: see `help_of` for its `help`. Of `many`, a
+    list is kept as JSON, and an object of `as_json`."""
     meta = {"help": help, "choices": choices, "low": low, "high": high}
     return field(default=default, metadata={**meta, "many": many, "as_json": as_json})
+
+
+def help_of(f: dataclasses.Field[Any]) -> str:
+    """What a setting is for: `settings.toml` says it where the field does not."""
+    return f.metadata["help"] or HELP[f.name]
 
 
 def field_type(f: dataclasses.Field[Any]) -> tuple[type, bool]:
@@ -51,7 +57,7 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
         return f.default if not optional else None
     meta = f.metadata
     if meta["choices"] == (f.default,) and value != f.default:
-        text = f"{f.name}: {meta['help']}; leave it out or at {f.default!r}, got {value!r}."
+        text = f"{f.name}: {help_of(f)}; leave it out or at {f.default!r}, got {value!r}."
         raise SettingsError(text)
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -108,13 +114,19 @@ def by_kind(text: str, flag: str, value: type) -> dict[str, Any]:
     raise SettingsError(f'--{flag} must be a JSON object with "image", "video" or "audio" as names, got {text!r}.')
 
 
+def add_flags(
+    section: argparse._ActionsContainer, flags: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Flags by name, of each what `add_argument` takes, with `more` that a table cannot say."""
+    for name, said in flags.items():
+        own = {**said, **more.get(name.replace("-", "_"), {})}
+        section.add_argument(f"--{name}", **own | ({"type": NUMBERS[said["type"]]} if "type" in said else {}))
+
+
 def add_table(parser: argparse.ArgumentParser, groups: Mapping[str, Any], **more: Mapping[str, Any]) -> None:
-    """Flags by group and name, of each what `add_argument` takes, with `more` that a table cannot say."""
+    """The same by groups."""
     for title, flags in groups.items():
-        group = parser.add_argument_group(title)
-        for name, said in flags.items():
-            own = {**said, **more.get(name.replace("-", "_"), {})}
-            group.add_argument(f"--{name}", **own | ({"type": NUMBERS[said["type"]]} if "type" in said else {}))
+        add_flags(parser.add_argument_group(title), flags, more)
 
 
 def require_counts(args: argparse.Namespace, names: Iterable[str]) -> None:

@@ -143,14 +143,7 @@ def _rope_scaling(meta: _Metadata) -> dict[str, Any] | None:
         return {"rope_type": "longrope", **factors, "attention_factor": sharper, "long_mscale": sharper}
     if kind == "none":
         return None
-    return {
-        "rope_type": kind,
-        "factor": meta.get(".rope.scaling.factor", None),
-        "original_max_position_embeddings": meta.get(".rope.scaling.original_context_length", None),
-        "beta_fast": meta.get(".rope.scaling.yarn_beta_fast", None),
-        "beta_slow": meta.get(".rope.scaling.yarn_beta_slow", None),
-        "attention_factor": meta.get(".rope.scaling.yarn_attn_factor", None),
-    }
+    return {"rope_type": kind, **{field: meta.get(key, None) for field, key in KEYS["rope_scaling"].items()}}
 
 
 def _eos_ids(meta: _Metadata) -> list[int]:

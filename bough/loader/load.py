@@ -23,15 +23,7 @@ from bough.loader.locate import ModelFiles, gguf_parts
 from bough.loader.packed_cache import PackedCache, cache_path
 from bough.loader.quantization import quantization_of
 from bough.loader.quantized import plain_source
-from bough.loader.source import (
-    UNFIT,
-    DummySource,
-    GgufSource,
-    Index,
-    NamedSource,
-    TensorSource,
-    WeightSource,
-)
+from bough.loader.source import UNFIT, DummySource, GgufSource, Index, NamedSource, TensorSource, WeightSource
 from bough.loader.vectors import BARE_NAMES
 from bough.models.names import NESTED, Stored, find_tensors, nested
 from bough.models.registry import FALLBACK, find_family, find_gguf_family

@@ -175,12 +175,7 @@ class NemotronH(ModelFamily):
             latent = config.optional_integer("moe_latent_size") or 0
             own: dict[str, Any] = {"gated": False, "latent_size": latent, "shared_size": shared, "dense_layers": dense}
             moe = replace(corrected_experts(config), **own)
-        return {
-            "recurrent": mamba(config, recurs, inner),
-            "attention_layers": attends,
-            "rope": NO_ROPE,
-            "moe": moe,
-        }
+        return {"recurrent": mamba(config, recurs, inner), "attention_layers": attends, "rope": NO_ROPE, "moe": moe}
 
     def gguf_fields(self, meta: Metadata, given: Mapping[str, Any]) -> dict[str, Any]:
         """A layer with a width is an MLP, or has experts. What a file says of rotation means nothing."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bough.core.errors import ResourceError
+from bough.core.files import table_beside
 
 Address, Size, Int, Float, Bool = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_bool
 
@@ -18,31 +19,9 @@ MAX_VOCABULARY = 1 << 19  # BOUGH_MAX_VOCABULARY of sampling.h
 MAX_THREADS = 255  # of a pool: BOUGH_MAX_THREADS of thread_pool.h
 MAX_EXPERTS = 1024  # BOUGH_MAX_EXPERTS of experts.h
 MAX_LATENT_DIM = 576  # BOUGH_MAX_LATENT_DIM of ops.h
-# The arguments of each operation, in the order of its struct in tape.h; the kinds are numbered in this order.
-ARGUMENTS: dict[str, tuple[type[Any], ...]] = {
-    "embedding": (Address, Float, Address),
-    "rms_norm": (Address, Address, Address, Float, Bool, Size, Size, Address, Address),
-    "linear": (Address, Int, Address, Size, Address, Address, Size),
-    "norm_rope_store": (Address, *[Int] * 3, Address, Address, Float, *[Bool] * 3, Int, *[Address] * 4, Int, Int),
-    "attention": (
-        *(Int, Int, Int, Address, Address, Int, Size, Float, Float, Address, Bool, Bool),
-        *(Address, Size, Int, Address),
-    ),
-    "activate": (Address, Int, Bool, Size, Address),
-    "take_rows": (Address, Size, Size, Bool, Address),
-    "softcap": (Address, Size, Float),
-    "route": (*[Address] * 3, Size, *[Int] * 5, *[Bool] * 3, Float, Float, *[Address] * 6),
-    "experts": (*[Address] * 3, *[Int] * 3, Float, Float, *[Address] * 5),
-    "add_gated": (*[Address] * 3, Size, Address),
-    "layer_norm": (*[Address] * 3, Float, Size, Address),
-    "scale_shift": (Address, Float, Address, Size, Address),
-    "grow_queries": (Address, Size, Size, Float, Size, Size),
-    "latent_store": (
-        *(Address, Size, Int, Int, Address, Size, Int, Int, Address, Float),
-        *(Address, Address, Address, Int, Int),
-    ),
-    "by_head": (Address, Size, Size, Address, Size, *[Int] * 4, Bool, Address, Size, Size),
-    "lora": (Address, Address, Size, Float, Address, Size, Address),
+TYPES: dict[str, type[Any]] = {"Address": Address, "Size": Size, "Int": Int, "Float": Float, "Bool": Bool}
+ARGUMENTS = {  # of each operation
+    name: tuple(TYPES[word] for word in words.split()) for name, words in table_beside(__file__, "tape.toml").items()
 }
 KINDS = list(ARGUMENTS)
 STRUCTS = {

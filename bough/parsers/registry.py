@@ -2,9 +2,10 @@
 Several names may mean one format."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bough.core.errors import RequestError
+from bough.core.files import table_beside
 from bough.parsers.formats import tagged_arguments as tagged
 from bough.parsers.formats.base import ToolFormat
 from bough.parsers.formats.json_arguments import DeepSeek, KimiK2, Mistral
@@ -45,55 +46,17 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     **dict.fromkeys(("mimo", "qwen3_coder", "step3p5"), tagged.Qwen3Coder()),
 }
 
-HARMONY = ReasoningFormat(
-    "<|channel|>analysis<|message|>",
-    "<|channel|>final<|message|>",
-    closing="<|end|><|start|>assistant<|channel|>final<|message|>",
-    framed=Harmony(),
-)
-THINK_OR_CALL = ReasoningFormat(calls=("<tool_call>",))
-
+SHARED: dict[str, dict[str, Any]] = {  # what formats of reasoning have from those of calls, beside the table
+    "cohere_command4": {"framing": COHERE_FRAMING},
+    "gpt-oss": {"framed": Harmony()},
+    "inkling": {"framed": Inkling()},
+    "kimi_k3": {"calls": (tagged.KimiK3.TOOLS, tagged.KimiK3.RESPONSE), "framing": tagged.KimiK3.FRAMING},
+    "muse": {"framed": Muse()},
+}
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    "apertus2509": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", calls=("<|tools_prefix|>",)),
-    "cohere_command4": ReasoningFormat(
-        "<|START_THINKING|>",
-        "<|END_THINKING|>",
-        forced=True,
-        calls=("<|START_ACTION|>", "<|START_TEXT|>", "<|START_RESPONSE|>"),
-        framing=COHERE_FRAMING,
-    ),
-    "dots": ReasoningFormat(calls=("<dots_function_call>",)),
-    "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"),
-    "gpt-oss": HARMONY,
-    "hunyuan": ReasoningFormat(calls=("<tool_calls>",)),
-    "inkling": ReasoningFormat(
-        "<|content_thinking|>",
-        "<|content_text|>",
-        closing="<|end_message|><|message_model|><|content_text|>",
-        framed=Inkling(),
-    ),
-    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
-    "kimi_k2": ReasoningFormat(calls=("<|tool_calls_section_begin|>",)),
-    "kimi_k3": ReasoningFormat(
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
-        calls=(tagged.KimiK3.TOOLS, tagged.KimiK3.RESPONSE),
-        framing=tagged.KimiK3.FRAMING,
-    ),
-    "minimax": ReasoningFormat(forced=True, calls=("<minimax:tool_call>",)),
-    "minimax-append-think": ReasoningFormat(shown=True),
-    "minimax-m3": ReasoningFormat("<mm:think>", "</mm:think>"),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "muse": ReasoningFormat(
-        "to=self<|message|>",
-        "to=user<|message|>",
-        closing="<|eom|><|start|>assistant to=user<|message|>",
-        framed=Muse(),
-    ),
-    "qwen3-thinking": ReasoningFormat(forced=True, calls=("<tool_call>",)),
-    **dict.fromkeys(("deepseek-r1", "step3", "step3p5"), ReasoningFormat(forced=True)),
-    **dict.fromkeys(("deepseek-v3", "deepseek-v4"), ReasoningFormat()),
-    **dict.fromkeys(("glm45", "interns1", "mimo", "nemotron_3", "poolside_v1", "qwen3"), THINK_OR_CALL),
+    name: ReasoningFormat(**{**said, "calls": tuple(said.get("calls", ())), **SHARED.get(name, {})})
+    for names, said in table_beside(__file__, "reasoning.toml").items()
+    for name in names.split()
 }
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from bough.core.errors import SettingsError
-from bough.core.settings import ALIASES, Settings, UnbuiltSettings, all_fields
+from bough.core.setting_checks import HELP, help_of
+from bough.core.settings import (
+    ALIASES,
+    MODEL_TOKENS,
+    NGRAM_TOKENS,
+    TREE_STEPS,
+    TREE_TOKENS,
+    Settings,
+    UnbuiltSettings,
+    all_fields,
+)
 
 
 def test_flat_and_grouped_forms_are_the_same() -> None:
@@ -20,7 +30,14 @@ def test_flat_and_grouped_forms_are_the_same() -> None:
 def test_names_are_unique_over_all_groups_and_every_one_has_help() -> None:
     names = [f.name for _, f in all_fields()]
     assert len(names) == len(set(names))
-    assert all(f.metadata["help"] for group, f in all_fields() if group != "unbuilt")
+    assert all(help_of(f) for _, f in all_fields())
+    assert not HELP.keys() - {f.name for _, f in all_fields() if not f.metadata["help"]}, "nothing needs these"
+
+
+def test_the_help_names_the_numbers_that_hold_where_the_user_says_none() -> None:
+    assert f"for trees their depth ({TREE_STEPS}) when left out" in HELP["speculative_num_steps"]
+    numbers = f"when left out {NGRAM_TOKENS}, with a draft model {MODEL_TOKENS}, with trees {TREE_TOKENS}"
+    assert numbers in HELP["speculative_num_draft_tokens"]
 
 
 def test_none_means_not_given() -> None:

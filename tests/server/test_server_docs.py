@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bough.core.setting_checks import help_of
 from bough.core.settings import all_fields
+from bough.server.native.control import SUMMARIES
 from bough.server.protocols import all_endpoints
 from tests.server.native_engine import NativeEngine
 
@@ -30,7 +32,7 @@ def shown_default(value: Any) -> str:
 
 
 def row_of(f: dataclasses.Field[Any]) -> str:
-    return f"| `{flag_of(f.name)}` | {shown_default(f.default)} | {f.metadata['help']} |"
+    return f"| `{flag_of(f.name)}` | {shown_default(f.default)} | {help_of(f)} |"
 
 
 def test_every_setting_is_in_the_guide_with_its_default_and_help() -> None:
@@ -48,6 +50,11 @@ def test_every_route_is_in_the_guide() -> None:
     paths = {re.sub(r":\w+}", "}", endpoint.path) for endpoint in all_endpoints(NativeEngine(lambda _: None).context())}
     missing = [path for path in sorted(paths) if not re.search(re.escape(path) + r"[`/\s{]", GUIDE)]
     assert set(missing) <= {"/v1/tokenize", "/v1/detokenize"}, missing  # "also under /v1"
+
+
+def test_every_summary_of_the_table_is_of_a_route() -> None:
+    paths = {endpoint.path for endpoint in all_endpoints(NativeEngine(lambda _: None).context())}
+    assert not SUMMARIES.keys() - paths
 
 
 def test_the_readme_points_to_the_guide() -> None:

@@ -29,14 +29,7 @@ def copy_pages_(
 
 @triton.jit
 def _copy(
-    table,
-    pages,
-    lines,
-    width,
-    INTO_PAGES: tl.constexpr,
-    WORD: tl.constexpr,
-    BYTES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    table, pages, lines, width, INTO_PAGES: tl.constexpr, WORD: tl.constexpr, BYTES: tl.constexpr, BLOCK: tl.constexpr
 ):
     of, line, column = table + tl.program_id(1) * 3, tl.program_id(0).to(tl.int64), tl.program_id(2) * BLOCK
     column += tl.arange(0, BLOCK)

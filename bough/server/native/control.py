@@ -16,38 +16,23 @@ from starlette.responses import Response
 
 from bough.core.control import ProfileStart
 from bough.core.errors import RequestError, SettingsError
+from bough.core.files import table_beside
 from bough.core.setting_checks import check_value
 from bough.core.settings import LIVE_SETTINGS, all_fields
 from bough.messages import requests as commands
 from bough.messages.outputs import Reply
 from bough.server.bodies import given_fields, refuse_unsupported
 from bough.server.context import ServerContext
-from bough.server.endpoint import Endpoint, Query, json_response
+from bough.server.endpoint import Endpoint, Handler, Query, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native import schemas
 from bough.server.streaming import while_connected
 
 RETRY_S = 0.1  # between two looks whether the engine has become idle
 LONGEST_WAIT_S = 3600.0
+SUMMARIES: dict[str, Any] = table_beside(__file__, "summaries.toml")
 PROFILE_OPTIONS = ("output_dir", "with_stack", "record_shapes")
-FORGET = "Forget a session; its requests run on"
-FLUSH = "Forget all cached prefixes; 400 if requests still run after `timeout` seconds"
-PAUSE = "Stop computing until /continue_generation; requests that arrive in the meantime wait"
 SETTING = f"Change settings while the engine runs: {', '.join(LIVE_SETTINGS)}"
-START_PROFILE = "Record a trace until /stop_profile, or for num_steps steps"
-STOP_PROFILE = "End the recording and write its file"
-START_EXPERTS = "Count how often each expert is chosen, from the next request on"
-STOP_EXPERTS = "End the counting, once the requests before this have ended"
-DUMP_EXPERTS = "How often each expert of each layer was chosen"
-RELEASE = "Give back the memory of weights and cache; 400 while requests run"
-TAKE_AGAIN = "Take the memory again; weights are read from their files"
-FREEZE = "Keep the garbage collector from looking at what lives now, in all processes"
-LOGGING = "What is logged of each request, and which lines of the log are shown"
-STORAGE = "Which store lies below the host's memory"
-ATTACH = "Attach a store below the host's memory, or change the policies of the one that is attached"
-DETACH = "Detach the store below the host's memory, which keeps what it has"
-OPEN = "Keep a conversation whose requests bring only what is new of it; answers with its id"
-CLEAR = "Remove all keys and values from the store, those of other engines that share it too"
 STORAGE_SETTINGS = ("hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy")
 SETTINGS = {f.name: f for _, f in all_fields()}
 
@@ -77,34 +62,28 @@ def control_routes(context: ServerContext) -> list[Endpoint]:
     flush: dict[str, Any] = {"access": "admin", "answer": schemas.Outcome, "queries": (timeout,)}
     session: dict[str, Any] = {"access": "api", **get_or_post}
     return [
-        Endpoint(
-            "/open_session", partial(open_session, context), OPEN, body=schemas.SessionBody, answer=str, **session
-        ),
-        command_route("/close_session", FORGET, close, schemas.NamedSession, **session),
-        Endpoint("/flush_cache", partial(flush_cache, context), FLUSH, body=schemas.Nothing, **flush, **get_or_post),
-        Endpoint("/hicache/storage-backend", partial(storage_backend, context), STORAGE, **storage),
-        command_route("/hicache/storage-backend", ATTACH, partial(attach_storage, context), **attaching),
-        command_route("/hicache/storage-backend", DETACH, lambda _: client.call(detach), **detaching),
-        command_route("/hicache/storage-backend/clear", CLEAR, lambda _: client.call(clear)),
-        command_route("/clear_hicache_storage_backend", CLEAR, lambda _: client.call(clear), **get_or_post),
+        described("/open_session", partial(open_session, context), body=schemas.SessionBody, answer=str, **session),
+        command_route("/close_session", close, schemas.NamedSession, **session),
+        described("/flush_cache", partial(flush_cache, context), body=schemas.Nothing, **flush, **get_or_post),
+        described("/hicache/storage-backend", partial(storage_backend, context), **storage),
+        command_route("/hicache/storage-backend", partial(attach_storage, context), **attaching),
+        command_route("/hicache/storage-backend", lambda _: client.call(detach), **detaching),
+        command_route("/hicache/storage-backend/clear", lambda _: client.call(clear)),
+        command_route("/clear_hicache_storage_backend", lambda _: client.call(clear), **get_or_post),
         *adapter_routes(context),
-        command_route("/abort_request", "End a request, or all", partial(abort_request, context), schemas.AbortBody),
-        command_route("/pause_generation", PAUSE, pause, schemas.PauseBody),
-        command_route("/continue_generation", "Go on after /pause_generation", lambda _: client.call(commands.Resume)),
-        command_route(
-            "/start_profile", START_PROFILE, partial(start_profile, context), schemas.ProfileBody, **get_or_post
-        ),
-        command_route("/stop_profile", STOP_PROFILE, lambda _: client.call(commands.StopProfile), **get_or_post),
-        command_route("/start_expert_distribution_record", START_EXPERTS, record("start"), **get_or_post),
-        command_route("/stop_expert_distribution_record", STOP_EXPERTS, record("stop"), **get_or_post),
-        command_route("/dump_expert_distribution_record", DUMP_EXPERTS, record("dump"), **counts, **get_or_post),
-        command_route("/freeze_gc", FREEZE, lambda _: freeze_gc(context), **get_or_post),
-        command_route(
-            "/configure_logging", LOGGING, partial(configure_logging, context), schemas.LoggingBody, **get_or_post
-        ),
+        command_route("/abort_request", partial(abort_request, context), schemas.AbortBody),
+        command_route("/pause_generation", pause, schemas.PauseBody),
+        command_route("/continue_generation", lambda _: client.call(commands.Resume)),
+        command_route("/start_profile", partial(start_profile, context), schemas.ProfileBody, **get_or_post),
+        command_route("/stop_profile", lambda _: client.call(commands.StopProfile), **get_or_post),
+        command_route("/start_expert_distribution_record", record("start"), **get_or_post),
+        command_route("/stop_expert_distribution_record", record("stop"), **get_or_post),
+        command_route("/dump_expert_distribution_record", record("dump"), **counts, **get_or_post),
+        command_route("/freeze_gc", lambda _: freeze_gc(context), **get_or_post),
+        command_route("/configure_logging", partial(configure_logging, context), schemas.LoggingBody, **get_or_post),
         Endpoint("/set_internal_state", partial(set_internal_state, context), SETTING, **settings),
-        command_route("/release_memory_occupation", RELEASE, lambda body: client.release_memory(body.tags), **memory),
-        command_route("/resume_memory_occupation", TAKE_AGAIN, lambda body: client.resume_memory(body.tags), **memory),
+        command_route("/release_memory_occupation", lambda body: client.release_memory(body.tags), **memory),
+        command_route("/resume_memory_occupation", lambda body: client.resume_memory(body.tags), **memory),
     ]
 
 
@@ -114,18 +93,14 @@ def adapter_routes(context: ServerContext) -> list[Endpoint]:
         return await context.client.call(lambda call: commands.ChangeAdapters(call, body.lora_name, *given))
 
     return [
-        command_route(root + path, summary, change, body, access="admin_only")
+        command_route(f"{root}/{verb}_lora_adapter", change, body, access="admin_only")
         for root in ("", "/v1")
-        for path, summary, body in (
-            ("/load_lora_adapter", "Load a LoRA adapter", schemas.AdapterBody),
-            ("/unload_lora_adapter", "Forget a LoRA adapter that no request uses", schemas.NamedAdapter),
-        )
+        for verb, body in (("load", schemas.AdapterBody), ("unload", schemas.NamedAdapter))
     ]
 
 
 def command_route(
     path: str,
-    summary: str,
     act: Callable[[Any], Coroutine[Any, Any, Reply]],
     body: type[msgspec.Struct] = schemas.Nothing,
     **more: Any,
@@ -137,7 +112,13 @@ def command_route(
         answer = more.get("answer")
         return outcome_of(reply) if answer is None else json_response(answer(**raise_if_refused(reply).data))
 
-    return Endpoint(path, handle, summary, **{"access": "admin", "body": body, "answer": schemas.Outcome, **more})
+    return described(path, handle, **{"access": "admin", "body": body, "answer": schemas.Outcome, **more})
+
+
+def described(path: str, handler: Handler, **more: Any) -> Endpoint:
+    """With what the table says of it."""
+    said = SUMMARIES[path]
+    return Endpoint(path, handler, said if isinstance(said, str) else said[more["methods"][0]], **more)
 
 
 def outcome_of(reply: Reply) -> Response:

@@ -23,7 +23,7 @@ from bough.server.context import ServerContext
 from bough.server.endpoint import BINARY, Endpoint, json_response
 from bough.server.errors import HttpError, failure_of, native_shape
 from bough.server.native import schemas
-from bough.server.native.control import command_route, raise_if_refused
+from bough.server.native.control import command_route, described, raise_if_refused
 from bough.server.streaming import while_connected
 
 T = TypeVar("T")
@@ -31,32 +31,25 @@ OPTIONS = ("flush_cache", "abort_all_requests", "weight_version")
 SAFE = "send safetensors (safetensors.torch.save, bough.rl.json_body)"
 BY = "Use /update_weights_from_ipc, /update_weights_from_distributed or /update_weights_from_disk"
 OTHER_WAYS = f"{BY}, send fewer tensors at a time, or raise it."
-FROM_DISK = "Read another checkpoint of the same model in the place of its weights"
-FROM_TENSOR = "Take tensors from the body: JSON; or safetensors as application/octet-stream, with options as queries"
 TENSORS = (("application/json", schemas.TensorBody), ("application/octet-stream", BINARY))
-FROM_GROUP = "Receive tensors that the trainer of a group sends"
-JOIN_GROUP = "Make a group with a trainer, which sends tensors to it"
-NAME = "Name the weights that are served"
-READ_WEIGHT = "The first rows of a tensor by the checkpoint's name"
 
 
 def weight_routes(context: ServerContext) -> list[Endpoint]:
     updating: dict[str, Any] = {"access": "admin_only", "answer": schemas.WeightsOutcome}
     reading: dict[str, Any] = {"access": "admin_only", "methods": ("GET", "POST"), "body": schemas.ReadWeightBody}
     naming: dict[str, Any] = {"access": "admin_only", "answer": dict[str, Any]}
-    from_tensor = partial(update_from_tensor, context)
 
-    def update(kind: str, summary: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
+    def update(kind: str, body: Any, command: Callable[[Any], control.WeightsCommand]) -> Endpoint:
         async def handle(request: Request, given: Any) -> Response:
             return await update_weights(context, request, command(given), given)
 
-        return Endpoint(f"/update_weights_from_{kind}", handle, summary, body=body, **updating)
+        return described(f"/update_weights_from_{kind}", handle, body=body, **updating)
 
-    def group(verb: str, summary: str, body: Any, command: type[control.TrainerCommand]) -> Endpoint:
+    def group(verb: str, body: Any, command: type[control.TrainerCommand]) -> Endpoint:
         async def act(given: Any) -> Reply:
             return await context.client.change_trainers(read_as(command, given))
 
-        return command_route(f"/{verb}_weights_update_group", summary, act, body, access="admin_only")
+        return command_route(f"/{verb}_weights_update_group", act, body, access="admin_only")
 
     async def name_version(body: schemas.VersionBody) -> Reply:
         options: dict[str, Any] = {"flush_cache": False, "abort_all_requests": body.abort_all_requests}
@@ -71,14 +64,14 @@ def weight_routes(context: ServerContext) -> list[Endpoint]:
         return control.TakeTensors(tuple(body.files))
 
     return [
-        update("disk", FROM_DISK, schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
-        update("ipc", "Take tensors from memory of the same user", schemas.IpcBody, in_files),
-        update("distributed", FROM_GROUP, schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
-        group("init", JOIN_GROUP, control.GroupPlace, control.JoinTrainer),
-        group("destroy", "Leave a trainer's group", schemas.NamedGroup, control.LeaveTrainer),
-        Endpoint("/update_weights_from_tensor", from_tensor, FROM_TENSOR, own_bodies=TENSORS, **updating),
-        Endpoint("/get_weights_by_name", partial(read_weight, context), READ_WEIGHT, answer=list[Any], **reading),
-        command_route("/update_weight_version", NAME, name_version, schemas.VersionBody, **naming),
+        update("disk", schemas.DiskBody, lambda b: control.SwapWeights(b.model_path, b.load_format)),
+        update("ipc", schemas.IpcBody, in_files),
+        update("distributed", schemas.DistributedBody, partial(read_as, control.ReceiveTensors)),
+        group("init", control.GroupPlace, control.JoinTrainer),
+        group("destroy", schemas.NamedGroup, control.LeaveTrainer),
+        described("/update_weights_from_tensor", partial(update_from_tensor, context), own_bodies=TENSORS, **updating),
+        described("/get_weights_by_name", partial(read_weight, context), answer=list[Any], **reading),
+        command_route("/update_weight_version", name_version, schemas.VersionBody, **naming),
     ]
 
 

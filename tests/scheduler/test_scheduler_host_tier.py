@@ -120,7 +120,8 @@ def test_requests_that_go_on_ending_are_copied_as_fast_as_they_end() -> None:
     for _ in range(6 * AT_ONCE):
         for _ in range(ended):
             cache.note(np.array(FIRST, dtype=np.int32), "", ended=True)
-        cache.launched(resting=False)
+        cache.launched()
+        cache.copy_out(resting=False)
     assert len(cache._due) < 2 * ended * AT_ONCE
 
 

@@ -57,9 +57,8 @@ client: $(STAMP) client-tools
 ui: clients/ui/node_modules/.package-lock.json
 	cd clients/ui && npm run check && npm run build
 
-# `npm ci` asks for the addresses of optional packages, which the lock file does not have.
 clients/ui/node_modules/.package-lock.json: clients/ui/package-lock.json
-	(cd clients/ui && npm install --ignore-scripts --no-audit --no-fund) || echo "no npm: the page's bundle and accessibility are not tested"
+	(cd clients/ui && npm ci --ignore-scripts --no-audit --no-fund) || echo "no npm: the page's bundle and accessibility are not tested"
 
 # The same sources, compiler and SOURCE_DATE_EPOCH give the same bytes; the time is that of the last commit if not given.
 EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}

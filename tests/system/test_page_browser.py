@@ -227,6 +227,8 @@ def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
     assert seen["workers"].count("closed") == 2, "both workers, with their breakers"
     shares = [int(share) for share in re.findall(r"\((\d+) %\)", seen["workers"])]
     assert len(shares) == 2 and abs(sum(shares) - 100) <= 1, "what each was sent of all requests, rounded"
+    failed = [row.split("\t")[6] for row in seen["workers"].splitlines()]
+    assert failed == ["0", "0"], "a count that has no sample yet"
     assert len(seen["watched"]) == 2, "either worker's tree and timelines can be seen"
     assert "tokens" in seen["gateway_stats"]
     reason = re.search(r"\tCostPolicy; (\d+) % of the prompt cached on http://\S+\t1\t", seen["routed"])

@@ -61,7 +61,8 @@ export function Gateway(): VNode {
   const last = pages.at(-1);
   const prompts = last?.sum("prompt_tokens_total") ?? NaN;
   const sent = last?.sum("attempts_total") ?? NaN;
-  const of = (name: string, url: string): number => last?.sum(name, ({ worker }) => worker === url) ?? NaN;
+  // A count has no sample until something is counted.
+  const of = (name: string, url: string): number => (last ? last.sum(name, ({ worker }) => worker === url) || 0 : NaN);
   return (
     <section class="overview" aria-label="Workers">
       {problem && <p class="error" role="alert">{problem}</p>}

@@ -19,6 +19,8 @@ def test_prompts_share_the_asked_fraction() -> None:
 def test_all_that_is_cached_is_evicted(page_size: int) -> None:
     figures = run(prompts=300, length=40, shared=0.5, page_size=page_size)
     assert 0 < figures["cached_fraction"] <= 0.6
+    assert 300 <= figures["nodes"] <= 300 + SHARED_PREFIXES
+    assert figures["snapshot_bytes"] > 6 * figures["nodes"], "six columns with a figure of each"
     assert figures["pages_evicted"] == round((1 - figures["cached_fraction"]) * 300 * 40 / page_size)
 
 

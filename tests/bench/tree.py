@@ -1,4 +1,5 @@
-"""How fast the radix tree matches, inserts and evicts prompts that share prefixes: `bough bench tree`.
+"""How fast the radix tree matches, inserts and evicts prompts that share prefixes: `bough bench tree`; and what the
+snapshots of the web page cost.
 
 It measures the host-side accounting alone: no model runs, and a page is only a number.
 """
@@ -7,19 +8,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import SettingsError
 from bough.core.setting_checks import require_counts
 from bough.memory.tree.pool import PagePool
+from bough.memory.tree.snapshot import snapshot
 from bough.memory.tree.tree import RadixTree
+from bough.server.live_tree import MAX_NODES
 
 SHARED_PREFIXES = 100
 VOCABULARY = 128_000
+SNAPSHOTS = 20
 EVICT_PAGES = 1_024  # pages freed by one call while the tree is emptied: about what a large prefill step asks for
 
 Result = TypeVar("Result")
@@ -57,7 +62,8 @@ def make_prompts(prompts: int, length: int, shared: float, seed: int) -> npt.NDA
 def run(
     prompts: int = 10_000, length: int = 2_000, shared: float = 0.5, page_size: int = 1, seed: int = 0
 ) -> dict[str, float]:
-    """Serves each prompt once (match, then insert), matches all again, then evicts everything; returns the figures."""
+    """Serves each prompt once (match, then insert), matches all again, looks at the tree as the page does, then evicts
+    everything; returns the figures."""
     keys = make_prompts(prompts, length, shared, seed)
     per_prompt = length // page_size
     pool = PagePool(prompts * per_prompt)
@@ -71,6 +77,10 @@ def run(
         insert.measure(tree.insert, key, pages)
     for key in keys:
         hit.measure(tree.match, key)
+    began_ns = thread_time_ns()
+    for _ in range(SNAPSHOTS):
+        seen = snapshot(tree, MAX_NODES)
+    snapshot_us = (thread_time_ns() - began_ns) / SNAPSHOTS / 1_000
     held = tree.total_pages
     while tree.evictable_pages:
         pool.give(evict.measure(tree.evict, EVICT_PAGES))
@@ -85,6 +95,9 @@ def run(
         "match_us": match.mean_us,
         "insert_us": insert.mean_us,
         "full_hit_match_us": hit.mean_us,
+        "nodes": seen["nodes"],
+        "snapshot_cpu_us": snapshot_us,
+        "snapshot_bytes": len(msgspec.json.encode(seen)),
         "pages_evicted": held,
         "evict_call_us": evict.mean_us,
         "evict_pages_per_s": held / (evict.total_ns / 1e9),

@@ -30,7 +30,7 @@ OTHER_FLAGS = {
     "--time",
     "--now",
 }
-OTHER_FLAGS |= {"--from-literal", "--index-url"}
+OTHER_FLAGS |= {"--from-literal", "--index-url", "--constraint", "--temperature"}
 GATEWAY_FLAGS = {"--" + f.name.replace("_", "-") for f in gateway_fields()} | {
     "--worker-urls",
     "--selector",

@@ -306,12 +306,12 @@ def welcome_text(model: str, url: str, settings: ServerSettings, seconds: float,
         call = call.replace("/generate", "/encode").replace(EXAMPLE, '{"text": "The capital of France"}')
     if facts.get("speech"):
         call = call.replace("/generate", "/v1/audio/transcriptions").split(" -H 'C")[0] + " -F file=@FILE.wav"
-    return f"{model} is served at {url} (ready after {seconds:.1f} s). Try:\n  {call}"
+    page = "" if settings.disable_ui or settings.uds is not None else f" Its page: {url}/ui."
+    return f"{model} is served at {url} (ready after {seconds:.1f} s).{page} Try:\n  {call}"
 
 
 def curl_text(url: str, settings: ServerSettings) -> str:
-    """A command for this very server. A key is never shown: it is taken from the environment, with a place to put it.
-    A certificate is most often the server's own, which curl does not know."""
+    """A command for this server. A key is read from the environment. A certificate is often the server's own: `-k`."""
     words = ["curl"] if settings.ssl_certfile is None else ["curl", "-k"]
     if settings.uds is not None:
         words += ["--unix-socket", shlex.quote(settings.uds)]

@@ -27,7 +27,7 @@ from bough.server.errors import (
     openai_shape,
     set_field_names,
 )
-from bough.server.http import curl_text
+from bough.server.http import curl_text, welcome_text
 from bough.server.protocols import all_endpoints
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -186,6 +186,14 @@ def test_the_call_to_paste_never_shows_a_key() -> None:
     assert "Bearer ${BOUGH_API_KEY:-YOUR_KEY}" in text
     assert curl_text("https://h", Settings.from_flat({"ssl_certfile": "c.pem"}).server).startswith("curl -k https://h/")
     assert "s3cret" not in text and "--unix-socket '/run/a b.sock' http://localhost/generate" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({}, True), ({"disable_ui": True}, False), ({"uds": "/run/b.sock"}, False)]
+)
+def test_the_first_line_names_the_page_where_a_browser_reaches_it(settings: dict[str, Any], named: bool) -> None:
+    first = welcome_text("m", "http://h:1", Settings.from_flat(settings).server, 1.0, {}).splitlines()[0]
+    assert first == f"m is served at http://h:1 (ready after 1.0 s).{' Its page: http://h:1/ui.' if named else ''} Try:"
 
 
 def test_errors_name_the_fields_of_the_protocol_and_leave_prose_alone() -> None:

@@ -24,6 +24,7 @@ from bough.client.outputs import RequestOutput
 from bough.core import speech as tokens
 from bough.core.errors import RequestError
 from bough.core.files import shared_file
+from bough.core.finish import FinishAbort
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.core.pooling import Pooling
 from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
@@ -31,7 +32,6 @@ from bough.speech.sound import BLOCK, FloatArray, Window, features
 from bough.speech.words import Word, first_positions, words_of
 from bough.tokenizer.tokenizer import Tokenizer
 
-Emit = Callable[[str], None]
 AT_ONCE = 8  # windows of a recording that are with the engine
 STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures that are tried one after the other
 REPEATS, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # as OpenAI has them: compression, mean logprob, probability
@@ -157,7 +157,7 @@ class Transcriber:
         said = self._tokenizer.encode(" " + task.prompt.strip(), add_special_tokens=False)[-223:]
         return [first + tokens.SAID_BEFORE, *said, *ids] if task.prompt.strip() else ids
 
-    async def _window(self, window: Window, task: Task, emit: Emit) -> list[Segment]:
+    async def _window(self, window: Window, task: Task, emit: Callable[[str], None]) -> list[Segment]:
         found, sound = list[Segment](), np.frombuffer(window.samples, np.float32)
         span = slice(window.start, window.start + len(sound))
         prompt, silence = self._prompt(task), [self._speech.timestamps + tokens.NO_SPEECH]
@@ -172,9 +172,8 @@ class Transcriber:
                 if nothing or (ratio <= REPEATS and mean >= UNLIKELY):
                     break
             spoken = [] if nothing else split(answer.ids, self._speech, span.stop - span.start)
-            times = None
-            if spoken and "word" in task.timestamp_granularities:
-                times = await self._times(heard, prompt, answer.ids, span)
+            aligns = spoken and "word" in task.timestamp_granularities
+            times = await self._times(heard, prompt, answer.ids, span) if aligns else None
             found += [
                 Segment(
                     seek=span.start * 100 // SAMPLE_RATE, start=round((span.start + start) / SAMPLE_RATE, 3),
@@ -211,7 +210,7 @@ class Transcriber:
         return [Word(text.strip(), own[places[0]][0], own[places[-1]][1]) for text, places in words]
 
     async def _ask(
-        self, heard: FloatArray, prompt: list[int], asked: dict[str, Any], emit: Emit | None = None
+        self, heard: FloatArray, prompt: list[int], asked: dict[str, Any], emit: Callable[[str], None] | None = None
     ) -> RequestOutput:
         """The engine's answer to one window; logprobs are those from the start token on."""
         inputs = await self._read(input_ids=prompt, logprob_start_len=prompt.index(self._speech.start), **asked)
@@ -221,9 +220,8 @@ class Transcriber:
             feature = Feature("input_features", heard.dtype.str, heard.shape, 0)
             media = MediaPrompt((MediaItem("audio", digest, (), (feature,), file),))
             # All that the decoder computes depends on what it hears, so nothing is shared but by the same sound.
-            heard_by = {"media": media, "namespace": digest.hex()}
-            hearing = tuple(msgspec.structs.replace(each, **heard_by) for each in inputs.prompts)
-            pieces = self._client.pieces(dataclasses.replace(inputs, prompts=hearing), stream=emit is not None)
+            hearing = msgspec.structs.replace(inputs.prompts[0], media=media, namespace=digest.hex())
+            pieces = self._client.pieces(dataclasses.replace(inputs, prompts=(hearing,)), stream=emit is not None)
             held = ""  # while the model doubts that anybody speaks, which is decided at the end
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
@@ -232,6 +230,8 @@ class Transcriber:
                     if emit is not None and held and (likely or _silence(piece.answer) <= SILENT):
                         emit(held)
                         held = ""
+        if isinstance(piece.finish, FinishAbort):  # half a text must not pass for all of it
+            raise piece.finish.to_error()
         return piece.answer
 
 

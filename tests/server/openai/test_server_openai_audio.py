@@ -18,7 +18,7 @@ import pytest
 import soundfile
 
 from bough.core.errors import RequestError
-from bough.core.finish import FinishStop
+from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.speech import SpeechConfig
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import Generate
@@ -66,6 +66,7 @@ class HearingEngine(NativeEngine):
     def __init__(self, script: Callable[[Generate], Sequence[int]], *, unlikely: float = -1.0, silent: float = 0.01):
         super().__init__(script)
         self._unlikely, self._silent, self.heard = unlikely, silent, list[np.ndarray]()
+        self.end: FinishReason = FinishStop(256)
 
     def context(self, **settings: Any) -> ServerContext:
         made = super().context(**settings)
@@ -100,11 +101,11 @@ class HearingEngine(NativeEngine):
             last = number == len(ids) - 1
             text = decoder.push([token] if token < 256 else []) + (decoder.flush() if last else "")
             raw = np.array([token], np.int32).tobytes()
-            end = FinishStop(256) if last else None
+            end = self.end if last else None
             deltas.append(
                 Delta(message.handle, text, raw, None if number else started, [run([token], self._silent)], end)
             )
-        self._later(deltas)
+        self._later(deltas or [Delta(message.handle, "", b"", finish=self.end)])
 
     def _look(self, message: Generate, prompt: np.ndarray) -> None:
         """Each token is read while five more positions, a tenth of a second, are looked at."""
@@ -132,7 +133,8 @@ def hello(message: Generate) -> list[int]:
 def served(engine: NativeEngine, test: Callable[[openai.AsyncOpenAI], Awaitable[Any]], **settings: Any) -> Any:
     async def main() -> Any:
         async with open_server(engine, **settings) as http:
-            return await test(openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", http_client=http))
+            url = f"{http.base_url}/v1"
+            return await test(openai.AsyncOpenAI(base_url=url, api_key="none", http_client=http, max_retries=0))
 
     return asyncio.run(main())
 
@@ -232,6 +234,19 @@ def test_a_stream_waits_for_the_end_where_there_may_be_no_speech(unlikely: float
     engine = HearingEngine(lambda message: [*b" You.", 256], unlikely=unlikely, silent=0.9)
     *deltas, done = streamed(engine)
     assert done.text == text and [each.delta for each in deltas] == [text] * bool(text)
+
+
+@pytest.mark.parametrize("written", [b"", b" Hello th"])
+@pytest.mark.parametrize("status", [499, 503])
+def test_a_window_that_is_aborted_ends_the_whole_with_an_error(written: bytes, status: int) -> None:
+    """By /abort_request, a pause, --running-timeout-s or the end of a drain: half a text would pass for all of it."""
+    engine = HearingEngine(lambda message: [*written])
+    engine.end = FinishAbort("It was ended.", status, "AbortError")
+    with pytest.raises(openai.APIStatusError, match="It was ended") as caught:
+        transcribed(engine)
+    assert caught.value.status_code == status
+    with pytest.raises(openai.APIError, match="It was ended"):  # in front of the stream, or as its last event
+        streamed(engine)
 
 
 def test_a_prompt_comes_before_the_start() -> None:

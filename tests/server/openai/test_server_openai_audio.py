@@ -25,7 +25,7 @@ from bough.messages.requests import Generate
 from bough.server.context import ServerContext
 from bough.server.openai import audio
 from bough.server.openai.audio import read_form
-from bough.speech import decoder, sound
+from bough.speech import decoder, sound, transcriber
 from bough.speech.sound import Window
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -249,6 +249,29 @@ def test_a_window_that_is_aborted_ends_the_whole_with_an_error(written: bytes, s
         streamed(engine)
 
 
+def test_a_full_queue_refuses_a_recording_at_its_beginning_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight windows at a time do not fit into a short queue; what has been heard must not be lost to others' bursts."""
+    monkeypatch.setattr(transcriber, "FULL_S", 0.0)
+    full = FinishAbort("The request queue is full.", 429, "QueueFullError")
+
+    class Full(HearingEngine):
+        asked = 0
+
+        def _answer(self, message: Generate) -> None:
+            self.asked += 1
+            if self.asked % 2:
+                super()._answer(message)
+            else:
+                self._later([Delta(message.handle, "", b"", finish=full)])
+
+    engine = Full(lambda message: [at(0), *b" x", at(30), 256])
+    assert transcribed(engine, 130.0).text.split() == ["x"] * len(engine.heard)
+    assert engine.asked > len(engine.heard) > 4, "every second one was refused"
+    engine.asked = 1
+    with pytest.raises(openai.RateLimitError, match="queue is full"):
+        transcribed(engine, 130.0)
+
+
 def test_a_prompt_comes_before_the_start() -> None:
     engine = HearingEngine(hello)
     transcribed(engine, prompt="Hi")
@@ -260,7 +283,7 @@ def test_a_prompt_comes_before_the_start() -> None:
     ("asked", "complaint"),
     [
         ({"file": ("a.wav", b"no sound at all")}, "cannot be read as sound"),
-        ({"file": ("a.wav", b"")}, "file is missing"),
+        ({"file": ("a.wav", b"")}, "file is missing or empty"),
         ({"response_format": "xml"}, "response_format must be one of 'json', 'text', 'srt', 'verbose_json', 'vtt'"),
         ({"temperature": 3.0}, "temperature: expected float <= 1.0"),
         ({"language": "de"}, "knows English only"),

@@ -133,9 +133,8 @@ class Transcriber:
             return "en"
         sound, names = np.frombuffer(window.samples if window else b"", np.float32), self._languages()
         heard = await asyncio.to_thread(features, sound, self._speech)
-        answer = await self._ask(heard, [self._speech.start], _asked(0.0, [*names], 1))
-        scores = answer.output_logprobs.chosen[0] or []
-        return names[max(scores, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
+        found = (await self._ask(heard, [self._speech.start], _asked(0.0, [*names], 1))).output_logprobs.chosen[0] or []
+        return names[max(found, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
 
     def _languages(self) -> dict[int, str]:
         """The model's languages by their tokens, which stand between the start and what to do."""

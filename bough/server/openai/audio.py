@@ -57,6 +57,7 @@ class Recordings:
             while (found := part.pop(0)) is not None:
                 yield found
             return
+        part.clear()  # running ones wait for the room of these windows
         async with self._long:
             pool = self._decoders(1, goes_on=True)
             try:

@@ -417,6 +417,25 @@ def test_a_short_recording_does_not_wait_for_long_ones(monkeypatch: pytest.Monke
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_recordings_that_wait_hold_nothing_that_others_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first windows were kept meanwhile: with enough of them nothing was decoded any more."""
+    monkeypatch.setattr(sound, "SHORT", 3 * sound.MINUTE)
+    monkeypatch.setattr(decoder, "SHORT", 3 * sound.MINUTE)
+    monkeypatch.setattr(audio, "MOST_LONG", 1)
+    monkeypatch.setattr(audio, "MOST_HELD", 10 * 4 * RATE)
+
+    async def main() -> None:
+        recordings, file = audio.Recordings(SPEECH), apart(*range(5, 200, 20), length=200)
+
+        async def heard() -> int:
+            return sum([isinstance(each, Window) async for each in recordings.read(file)])
+
+        assert await asyncio.gather(*(heard() for _ in range(4))) == [10] * 4
+        assert recordings._held == 0
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 @pytest.mark.parametrize("kills", [1, 9])
 def test_a_long_recording_outlives_its_process(monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
     monkeypatch.setattr(sound, "SHORT", sound.MINUTE)

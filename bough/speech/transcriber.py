@@ -6,7 +6,6 @@ Where an answer ends before its window does, the rest is a window of its own.
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import math
@@ -24,6 +23,7 @@ from bough.client.outputs import RequestOutput
 from bough.core import speech as tokens
 from bough.core.errors import RequestError
 from bough.core.files import shared_file
+from bough.core.finish import FinishAbort
 from bough.core.media import Feature, MediaItem, MediaPrompt
 from bough.core.pooling import Pooling
 from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
@@ -31,11 +31,11 @@ from bough.speech.sound import BLOCK, FloatArray, Window, features
 from bough.speech.words import Word, first_positions, words_of
 from bough.tokenizer.tokenizer import Tokenizer
 
-Emit = Callable[[str], None]
 AT_ONCE = 8  # windows of a recording that are with the engine
 STEPS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # temperatures that are tried one after the other
 REPEATS, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # as OpenAI has them: compression, mean logprob, probability
 REST_S = 1.0  # more voice than this behind an answer's end is a window of its own
+QUEUE_FULL, FULL_S = 429, 1.0  # what the first request of a recording ends with, and how long others wait
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +68,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 def split(tokens: Sequence[int], speech: SpeechConfig, length: int) -> list[tuple[int, int, list[int]]]:
     """The texts between the times in what was written of a window of so many samples: where they begin and end."""
-    found: list[tuple[int, int, list[int]]] = []
-    start, text = 0, list[int]()
+    found, start, text = list[tuple[int, int, list[int]]](), 0, list[int]()
     for token in tokens:
         if token < speech.end:
             text.append(token)
@@ -86,7 +85,7 @@ class Transcriber:
         self, client: EngineClient, read: Callable[..., Awaitable[Inputs]], tokenizer: Tokenizer, speech: SpeechConfig
     ) -> None:
         self._client, self._read, self._tokenizer, self._speech = client, read, tokenizer, speech
-        self.language, self.samples = "", 0  # of the recording whose pieces have all come
+        self.language, self.samples, self._begun = "", 0, False  # of the recording whose pieces have all come
 
     async def pieces(
         self, recording: AsyncGenerator[Window | int, None], task: Task
@@ -134,9 +133,8 @@ class Transcriber:
             return "en"
         sound, names = np.frombuffer(window.samples if window else b"", np.float32), self._languages()
         heard = await asyncio.to_thread(features, sound, self._speech)
-        answer = await self._ask(heard, [self._speech.start], _asked(0.0, [*names], 1))
-        scores = answer.output_logprobs.chosen[0] or []
-        return names[max(scores, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
+        found = (await self._ask(heard, [self._speech.start], _asked(0.0, [*names], 1))).output_logprobs.chosen[0] or []
+        return names[max(found, key=lambda entry: -math.inf if entry[0] is None else entry[0])[1]]
 
     def _languages(self) -> dict[int, str]:
         """The model's languages by their tokens, which stand between the start and what to do."""
@@ -157,7 +155,7 @@ class Transcriber:
         said = self._tokenizer.encode(" " + task.prompt.strip(), add_special_tokens=False)[-223:]
         return [first + tokens.SAID_BEFORE, *said, *ids] if task.prompt.strip() else ids
 
-    async def _window(self, window: Window, task: Task, emit: Emit) -> list[Segment]:
+    async def _window(self, window: Window, task: Task, emit: Callable[[str], None]) -> list[Segment]:
         found, sound = list[Segment](), np.frombuffer(window.samples, np.float32)
         span = slice(window.start, window.start + len(sound))
         prompt, silence = self._prompt(task), [self._speech.timestamps + tokens.NO_SPEECH]
@@ -172,9 +170,8 @@ class Transcriber:
                 if nothing or (ratio <= REPEATS and mean >= UNLIKELY):
                     break
             spoken = [] if nothing else split(answer.ids, self._speech, span.stop - span.start)
-            times = None
-            if spoken and "word" in task.timestamp_granularities:
-                times = await self._times(heard, prompt, answer.ids, span)
+            aligns = spoken and "word" in task.timestamp_granularities
+            times = await self._times(heard, prompt, answer.ids, span) if aligns else None
             found += [
                 Segment(
                     seek=span.start * 100 // SAMPLE_RATE, start=round((span.start + start) / SAMPLE_RATE, 3),
@@ -211,28 +208,32 @@ class Transcriber:
         return [Word(text.strip(), own[places[0]][0], own[places[-1]][1]) for text, places in words]
 
     async def _ask(
-        self, heard: FloatArray, prompt: list[int], asked: dict[str, Any], emit: Emit | None = None
+        self, heard: FloatArray, prompt: list[int], asked: dict[str, Any], emit: Callable[[str], None] | None = None
     ) -> RequestOutput:
         """The engine's answer to one window; logprobs are those from the start token on."""
         inputs = await self._read(input_ids=prompt, logprob_start_len=prompt.index(self._speech.start), **asked)
+        first, self._begun = not self._begun, True
         with shared_file(heard.nbytes) as file:
             await asyncio.to_thread(heard.tofile, file)
             digest = hashlib.blake2b(heard.tobytes(), digest_size=16).digest()
             feature = Feature("input_features", heard.dtype.str, heard.shape, 0)
             media = MediaPrompt((MediaItem("audio", digest, (), (feature,), file),))
             # All that the decoder computes depends on what it hears, so nothing is shared but by the same sound.
-            heard_by = {"media": media, "namespace": digest.hex()}
-            hearing = tuple(msgspec.structs.replace(each, **heard_by) for each in inputs.prompts)
-            pieces = self._client.pieces(dataclasses.replace(inputs, prompts=hearing), stream=emit is not None)
-            held = ""  # while the model doubts that anybody speaks, which is decided at the end
-            async with contextlib.aclosing(pieces):
-                async for piece in pieces:
-                    held += piece.text
-                    likely = piece.finish is not None and _mean_logprob(piece.answer) >= UNLIKELY
-                    if emit is not None and held and (likely or _silence(piece.answer) <= SILENT):
-                        emit(held)
-                        held = ""
-        return piece.answer
+            hearing = Inputs((msgspec.structs.replace(inputs.prompts[0], media=media, namespace=digest.hex()),), True)
+            while True:
+                held = ""  # while the model doubts that anybody speaks, which is decided at the end
+                async with contextlib.aclosing(self._client.pieces(hearing, stream=emit is not None)) as pieces:
+                    async for piece in pieces:
+                        held += piece.text
+                        likely = piece.finish is not None and _mean_logprob(piece.answer) >= UNLIKELY
+                        if emit is not None and held and (likely or _silence(piece.answer) <= SILENT):
+                            emit(held)
+                            held = ""
+                if not isinstance(piece.finish, FinishAbort):
+                    return piece.answer
+                if first or piece.finish.status_code != QUEUE_FULL:
+                    raise piece.finish.to_error()  # half a text must not pass for all of it
+                await asyncio.sleep(FULL_S)
 
 
 def _mean_logprob(answer: RequestOutput) -> float:

@@ -34,7 +34,6 @@ MOST_HELD = 120 * MINUTE * 4  # bytes of all windows that are being heard, befor
 LOOK_S, GRACE_S = 0.1, 10.0
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
-Pieces = AsyncGenerator[str | Segment, None]
 # The form as the OpenAPI page has it: the file, and what else is said of it.
 SAID = [(each.name, each.type, each.default) for each in msgspec.structs.fields(Task) if each.name != "translate"]
 RecordingForm = msgspec.defstruct("RecordingForm", [("file", BINARY), ("model", str, ""), *SAID], kw_only=True)
@@ -58,6 +57,7 @@ class Recordings:
             while (found := part.pop(0)) is not None:
                 yield found
             return
+        part.clear()  # running ones wait for the room of these windows
         async with self._long:
             pool = self._decoders(1, goes_on=True)
             try:
@@ -70,8 +70,7 @@ class Recordings:
                             heard = heard if isinstance(found, int) else found.start + 1
                             yield found
                         part = part or await self._part(pool, b"")
-                text = "file could not be decoded: its process was killed; send it again."
-                raise RequestError(text, status_code=503)
+                raise RequestError("file could not be decoded: its process was killed; send it again.", status_code=503)
             finally:
                 threading.Thread(target=pool.close, daemon=True).start()
 
@@ -148,7 +147,7 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
         if speech.english_only and task.language not in ("", "en"):
             raise RequestError(f"{name} knows English only; leave language out.", field="language")
         if not file:
-            raise RequestError("file is missing: send the recording as a part of the form.", field="file")
+            raise RequestError("file is missing or empty: send the recording as a part of the form.", field="file")
         transcriber = Transcriber(context.client, context.read_inputs, context.require_tokenizer(), speech)
         pieces = transcriber.pieces(recordings.read(file), task)
         if task.stream:
@@ -161,7 +160,7 @@ def audio_routes(context: ServerContext) -> list[Endpoint]:
     ]
 
 
-async def _whole(transcriber: Transcriber, pieces: Pieces, task: Task) -> Response:
+async def _whole(transcriber: Transcriber, pieces: AsyncGenerator[str | Segment, None], task: Task) -> Response:
     segments = [each async for each in pieces if isinstance(each, Segment)]
     text = "".join(each.text for each in segments).strip()
     plain = {"text": f"{text}\n", "srt": srt(segments), "vtt": vtt(segments)}
@@ -178,7 +177,7 @@ async def _whole(transcriber: Transcriber, pieces: Pieces, task: Task) -> Respon
     return json_response(shown)
 
 
-async def _events(transcriber: Transcriber, pieces: Pieces) -> AsyncGenerator[bytes, None]:
+async def _events(transcriber: Transcriber, pieces: AsyncGenerator[str | Segment, None]) -> AsyncGenerator[bytes, None]:
     whole = ""
     async with contextlib.aclosing(pieces):
         async for piece in pieces:

@@ -18,14 +18,14 @@ import pytest
 import soundfile
 
 from bough.core.errors import RequestError
-from bough.core.finish import FinishStop
+from bough.core.finish import FinishAbort, FinishReason, FinishStop
 from bough.core.speech import SpeechConfig
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import Generate
 from bough.server.context import ServerContext
 from bough.server.openai import audio
 from bough.server.openai.audio import read_form
-from bough.speech import decoder, sound
+from bough.speech import decoder, sound, transcriber
 from bough.speech.sound import Window
 from tests.server.native_engine import NativeEngine, open_server
 
@@ -66,6 +66,7 @@ class HearingEngine(NativeEngine):
     def __init__(self, script: Callable[[Generate], Sequence[int]], *, unlikely: float = -1.0, silent: float = 0.01):
         super().__init__(script)
         self._unlikely, self._silent, self.heard = unlikely, silent, list[np.ndarray]()
+        self.end: FinishReason = FinishStop(256)
 
     def context(self, **settings: Any) -> ServerContext:
         made = super().context(**settings)
@@ -100,11 +101,11 @@ class HearingEngine(NativeEngine):
             last = number == len(ids) - 1
             text = decoder.push([token] if token < 256 else []) + (decoder.flush() if last else "")
             raw = np.array([token], np.int32).tobytes()
-            end = FinishStop(256) if last else None
+            end = self.end if last else None
             deltas.append(
                 Delta(message.handle, text, raw, None if number else started, [run([token], self._silent)], end)
             )
-        self._later(deltas)
+        self._later(deltas or [Delta(message.handle, "", b"", finish=self.end)])
 
     def _look(self, message: Generate, prompt: np.ndarray) -> None:
         """Each token is read while five more positions, a tenth of a second, are looked at."""
@@ -132,7 +133,8 @@ def hello(message: Generate) -> list[int]:
 def served(engine: NativeEngine, test: Callable[[openai.AsyncOpenAI], Awaitable[Any]], **settings: Any) -> Any:
     async def main() -> Any:
         async with open_server(engine, **settings) as http:
-            return await test(openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none", http_client=http))
+            url = f"{http.base_url}/v1"
+            return await test(openai.AsyncOpenAI(base_url=url, api_key="none", http_client=http, max_retries=0))
 
     return asyncio.run(main())
 
@@ -234,6 +236,42 @@ def test_a_stream_waits_for_the_end_where_there_may_be_no_speech(unlikely: float
     assert done.text == text and [each.delta for each in deltas] == [text] * bool(text)
 
 
+@pytest.mark.parametrize("written", [b"", b" Hello th"])
+@pytest.mark.parametrize("status", [499, 503])
+def test_a_window_that_is_aborted_ends_the_whole_with_an_error(written: bytes, status: int) -> None:
+    """By /abort_request, a pause, --running-timeout-s or the end of a drain: half a text would pass for all of it."""
+    engine = HearingEngine(lambda message: [*written])
+    engine.end = FinishAbort("It was ended.", status, "AbortError")
+    with pytest.raises(openai.APIStatusError, match="It was ended") as caught:
+        transcribed(engine)
+    assert caught.value.status_code == status
+    with pytest.raises(openai.APIError, match="It was ended"):  # in front of the stream, or as its last event
+        streamed(engine)
+
+
+def test_a_full_queue_refuses_a_recording_at_its_beginning_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight windows at a time do not fit into a short queue; what has been heard must not be lost to others' bursts."""
+    monkeypatch.setattr(transcriber, "FULL_S", 0.0)
+    full = FinishAbort("The request queue is full.", 429, "QueueFullError")
+
+    class Full(HearingEngine):
+        asked = 0
+
+        def _answer(self, message: Generate) -> None:
+            self.asked += 1
+            if self.asked % 2:
+                super()._answer(message)
+            else:
+                self._later([Delta(message.handle, "", b"", finish=full)])
+
+    engine = Full(lambda message: [at(0), *b" x", at(30), 256])
+    assert transcribed(engine, 130.0).text.split() == ["x"] * len(engine.heard)
+    assert engine.asked > len(engine.heard) > 4, "every second one was refused"
+    engine.asked = 1
+    with pytest.raises(openai.RateLimitError, match="queue is full"):
+        transcribed(engine, 130.0)
+
+
 def test_a_prompt_comes_before_the_start() -> None:
     engine = HearingEngine(hello)
     transcribed(engine, prompt="Hi")
@@ -245,7 +283,7 @@ def test_a_prompt_comes_before_the_start() -> None:
     ("asked", "complaint"),
     [
         ({"file": ("a.wav", b"no sound at all")}, "cannot be read as sound"),
-        ({"file": ("a.wav", b"")}, "file is missing"),
+        ({"file": ("a.wav", b"")}, "file is missing or empty"),
         ({"response_format": "xml"}, "response_format must be one of 'json', 'text', 'srt', 'verbose_json', 'vtt'"),
         ({"temperature": 3.0}, "temperature: expected float <= 1.0"),
         ({"language": "de"}, "knows English only"),
@@ -375,6 +413,25 @@ def test_a_short_recording_does_not_wait_for_long_ones(monkeypatch: pytest.Monke
         assert not second.done(), "one long recording at a time"
         await first.aclose()  # whose client has left
         assert len((await second)[0]) == 10
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_recordings_that_wait_hold_nothing_that_others_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first windows were kept meanwhile: with enough of them nothing was decoded any more."""
+    monkeypatch.setattr(sound, "SHORT", 3 * sound.MINUTE)
+    monkeypatch.setattr(decoder, "SHORT", 3 * sound.MINUTE)
+    monkeypatch.setattr(audio, "MOST_LONG", 1)
+    monkeypatch.setattr(audio, "MOST_HELD", 10 * 4 * RATE)
+
+    async def main() -> None:
+        recordings, file = audio.Recordings(SPEECH), apart(*range(5, 200, 20), length=200)
+
+        async def heard() -> int:
+            return sum([isinstance(each, Window) async for each in recordings.read(file)])
+
+        assert await asyncio.gather(*(heard() for _ in range(4))) == [10] * 4
+        assert recordings._held == 0
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -15,7 +15,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,7 @@ USUAL_TOKENS = 2048  # prompt and answer of a request
 SMALL_CACHE = {"kv_cache_dtype": "fp8_e4m3"}
 REMEDIES = {
     "cpu": ({"quantization": "int8"}, {"quantization": "int4"}),
-    "cuda": (
-        SMALL_CACHE,
-        *({"quantization": width, **more} for width in ("fp8", "int4") for more in ({}, SMALL_CACHE)),
-    ),
+    "cuda": (SMALL_CACHE, *({"quantization": width} | more for width in ("fp8", "int4") for more in ({}, SMALL_CACHE))),
 }
 SHOWN_SPLITS = 8
 TOO_LARGE = "choose a smaller model, free some memory, or add --plan to see on which GPUs it fits"
@@ -138,27 +135,30 @@ def _page(machine: Facts, use: Facts, fit: Fit, missing: Sequence[Finding]) -> I
 
 def _plan(settings: Settings, gpus: str, as_json: bool) -> int:
     """Prints how the model could be split; weights of 8 bits are tried where it does not fit as it is."""
-    from bough.executor.load_model import resolve_config
+    from bough.executor.build import check_number_formats
+    from bough.executor.load_model import multiplies_fp8, resolve_config
     from bough.executor.splits import outlooks, weight_bytes_of
     from bough.models.registry import runs_transformers
 
     cluster, asked = Cluster.parse(gpus), settings.model.model_path
+    check_number_formats(settings, cluster.gpu.capability)
     files = _files_on_disk(settings, catalogue.DEFAULT if asked is None else catalogue.find(asked))
     if files is None:
-        raise ModelError("The model is not on disk: give a folder with a config.json, or that file.")
-    config, numbers = resolve_config(files, settings), weight_bytes_of(files, settings)
+        raise ModelError(f"The model is not on disk: give its config.json or folder, or {', '.join(MODEL_SHAPES)}.")
+    fp8 = multiplies_fp8(cluster.gpu.capability)
+    config, numbers = resolve_config(files, settings), weight_bytes_of(files, settings, fp8=fp8)
     if runs_transformers(config) or config.vectors is not None or config.speech is not None:
         raise SettingsError(f"{files.name} runs on one GPU, so there is no plan to make; --dp-size starts replicas.")
     context = settings.model.context_length or min(USUAL_TOKENS, config.context_length)
     found = outlooks(config, settings, cluster, numbers, context)
-    if not found and numbers > 1.0:
+    if not found and numbers > 1.0 and fp8:
         numbers, tried = 1.0, outlooks(config, settings, cluster, 1.0, context)
         found = [msgspec.structs.replace(each, flags=f"{each.flags} --quantization fp8".strip()) for each in tried]
     if as_json:
         print(json.dumps({"context": context, "weight_bytes": numbers, "splits": msgspec.to_builtins(found)}, indent=2))
     else:
-        print(f"{files.name} on {gpus}: weights of {8 * numbers:.0f} bits, requests of {context:,} tokens")
-        print("\n".join(_splits_table(found, _typed(settings))))
+        head = f"{files.name} on {gpus}: weights of {8 * numbers:.0f} bits, requests of {context:,} tokens"
+        print(head, *_splits_table(found, _typed(settings)), sep="\n")
     return 0 if found else 1
 
 
@@ -180,16 +180,16 @@ def _splits_table(found: Sequence[Outlook], typed: str) -> Iterator[str]:
         yield "It does not fit, however it is split: take more GPUs, or a shorter --context-length."
         return
     heads = ["tp", "pp", "dp", "ep", "attention groups", "weights, GiB", "KV, GiB", "KV tokens", "prompts, tok/s"]
-    heads += [f"{pace.requests:,} at once: ms, tok/s" for pace in found[0].paces]
-    yield f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
     quickest = min(found, key=lambda each: each.paces[0].step_ms)
-    shown = found[:SHOWN_SPLITS]
-    for each in [*shown, *([quickest] if quickest not in shown else [])]:
-        of = each.split
-        cells = [*map(str, (of.tp, of.pp, of.replicas, of.ep, of.groups))]
-        cells += [f"{nbytes / 2**30:.1f}" for nbytes in (each.weight_bytes, each.kv_bytes)]
+    shown = [*found[:SHOWN_SPLITS], *([quickest] if quickest not in found[:SHOWN_SPLITS] else [])]
+    most = [max(pace.requests for pace in paces) for paces in zip(*(each.paces for each in shown), strict=True)]
+    heads += [f"{requests:,} at once: ms, tok/s" for requests in most]
+    yield f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}"
+    for each in shown:
+        cells = [*map(str, astuple(each.split)), f"{each.weight_bytes / 2**30:.1f}", f"{each.kv_bytes / 2**30:.1f}"]
         cells += [f"{each.kv_tokens:,}", f"{each.prompt_tokens_per_s:,.0f}"]
-        cells += [f"{pace.step_ms:.2f}, {pace.tokens_per_s:,.0f}" for pace in each.paces]
+        for of, asked in zip(each.paces, most, strict=True):
+            cells += [f"{of.step_ms:.2f}, {of.tokens_per_s:,.0f}" + f" ({of.requests:,} fit)" * (of.requests < asked)]
         yield f"| {' | '.join(cells)} |"
     yield f"\n{len(found)} splits fit (--json has all); times are modelled, not measured. To type:"
     for name, best in (("most tokens per second", found[0]), ("quickest for one request", quickest)):
@@ -244,8 +244,7 @@ def look_at_fit(settings: Settings) -> tuple[Fit, list[Finding]]:
         fix = f"bough models pull {name}" if entry is not None else f"hf download {name}"
         missing = Finding(False, f"{name} is not fetched; the first start would do it.", fix)
         return Fit(name, "unknown until the model is fetched"), [missing]
-    torch = load_torch()
-    if torch is None:
+    if (torch := load_torch()) is None:
         return Fit(name, "unknown without torch"), []
     return _measure(name, files, settings, torch)
 
@@ -356,8 +355,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
                 fitting[" ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in remedy.items())] = other
     for enough in (whole, min(whole, USUAL_TOKENS)):
         for flags, other in fitting.items():
-            tokens = other.kv_tokens or 0
-            if tokens < enough:
+            if (tokens := other.kv_tokens or 0) < enough:
                 continue
             typed = flags if tokens >= whole else f"{flags} --context-length {tokens}".strip()
             if not typed:
@@ -372,8 +370,7 @@ def _measure(name: str, files: ModelFiles, settings: Settings, torch: Any) -> tu
 def _remedies(context: int, settings: Settings, torch: Any) -> list[dict[str, Any]]:
     """What could be changed about the settings: first more memory, then what costs precision."""
     if _device(settings.model, torch) == "cuda":
-        more = [{"tp_size": size} for size in (2, 4, 8) if size <= torch.cuda.device_count()]
-        return [*more, *REMEDIES["cuda"]]
+        return [*({"tp_size": size} for size in (2, 4, 8) if size <= torch.cuda.device_count()), *REMEDIES["cuda"]]
     page = settings.memory.page_size  # an engine takes less than all memory by itself
     return [{"max_total_tokens": -(-context // page) * page}, *REMEDIES["cpu"]]
 
@@ -382,17 +379,23 @@ def _try(
     name: str, files: ModelFiles, settings: Settings, config: ModelConfig, shapes: DummySource, torch: Any
 ) -> tuple[Fit, BoughError | None]:
     from bough.distributed.topology import Topology
-    from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS
-    from bough.executor.load_model import check_split, resolve_chunk
+    from bough.executor.build import CPU_CHUNK_TOKENS, CPU_ROWS, check_number_formats
+    from bough.executor.load_model import check_split, multiplies_fp8, resolve_chunk
     from bough.executor.splits import weight_bytes_of
     from bough.loader.load import open_source, packed_size
     from bough.memory.pools.kv_pool import KVPool, cache_dtype
 
-    on_gpu = _device(settings.model, torch) == "cuda"
+    on_gpu, ranks = _device(settings.model, torch) == "cuda", Topology(tp_size=settings.parallel.tp_size)
+    capability = torch.cuda.get_device_capability() if on_gpu else None
+    try:
+        check_number_formats(settings, capability)
+        check_split(config, ranks.tp_size)
+    except SettingsError as error:
+        return Fit(name, "does not fit"), error
     dtype = getattr(torch, _dtype_name(settings, torch))
     weight_bytes, cache_like = shapes.nbytes() // shapes.dtype.itemsize * dtype.itemsize, dtype
     backend = _attention_backend(settings, torch, config)
-    numbers = weight_bytes_of(files, settings, "cuda" if on_gpu else "cpu")
+    numbers = weight_bytes_of(files, settings, "cuda" if on_gpu else "cpu", multiplies_fp8(capability or (0, 0)))
     if on_gpu and numbers < torch.bfloat16.itemsize:
         weight_bytes = _narrowed(weight_bytes, config, dtype.itemsize, numbers)
     if backend == "native":
@@ -401,17 +404,11 @@ def _try(
         if source is shapes and settings.model.quantization == "auto" and numbers < torch.bfloat16.itemsize:
             weight_bytes, quantised = _narrowed(weight_bytes, config, shapes.dtype.itemsize, numbers), True
         cache_like = torch.float16 if quantised else dtype
-    ranks = Topology(tp_size=settings.parallel.tp_size)  # one of which is looked at
-    weight_bytes //= ranks.tp_size
-    try:
-        check_split(config, ranks.tp_size)
-    except SettingsError as error:
-        return Fit(name, "does not fit"), error
+    weight_bytes //= ranks.tp_size  # one rank is looked at
     of_groups = KVPool.bytes_per_token(config, cache_dtype(settings.memory.kv_cache_dtype, cache_like), ranks)
     fit = Fit(name, "does not fit", config.context_length, weight_bytes, sum(of_groups), attention_backend=backend)
     free, total = torch.cuda.mem_get_info() if on_gpu else (free_memory_bytes(), 0)
-    share = sizing.GPU_FRACTION if on_gpu else sizing.CPU_POOL_SHARE
-    most_rows = sizing.GPU_ROWS if on_gpu else CPU_ROWS
+    share, most_rows = (sizing.GPU_FRACTION, sizing.GPU_ROWS) if on_gpu else (sizing.CPU_POOL_SHARE, CPU_ROWS)
     fitting = sizing.default_rows(config, most_rows, int(max(0, free - weight_bytes) * share))
     rows = settings.scheduler.max_running_requests or fitting
     chunk = resolve_chunk(settings, config, sizing.default_gpu_chunk(config) if on_gpu else CPU_CHUNK_TOKENS)
@@ -419,10 +416,10 @@ def _try(
     room: Facts = {"free_bytes": free - weight_bytes, "shape": shape}
     # An engine measures its largest step; here that is what such steps were seen to take.
     step = sizing.STEP_WIDTHS * (rows + chunk) * config.hidden_size * dtype.itemsize
+    if weight_bytes > free:
+        text = f"The weights of {name} take {gib(weight_bytes)}, more than the {gib(free)} that are free."
+        return fit, ResourceError(text)
     try:
-        if weight_bytes > free:
-            text = f"The weights of {name} take {gib(weight_bytes)}, more than the {gib(free)} that are free."
-            raise ResourceError(text)
         if on_gpu:
             size = sizing.size_gpu_cache(settings.memory, total_bytes=total, activation_bytes=step, **room)
         else:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from bough.core.errors import SettingsError
 from bough.core.files import table_beside
@@ -25,7 +27,7 @@ PER_LAYER = ("kv_bytes", "decode_flops", "prefill_flops")  # of a `ModelShare`: 
 HOP_S, NETWORK_HOP_S = 2.5e-6, 6e-6  # of an exchange inside a host, and between hosts
 
 
-class Gpu(NamedTuple):
+class Gpu(msgspec.Struct, frozen=True):
     """Figures of the data sheets; of links what one GPU can send."""
 
     memory_gib: float
@@ -34,9 +36,10 @@ class Gpu(NamedTuple):
     fp8: float  # that of bf16, where there are no such products
     link: float  # GB/s inside a host
     network: float  # GB/s out of it
+    capability: tuple[int, int] = (9, 0)  # which formats of numbers an engine has there
 
 
-GPUS = {name: Gpu(**figures) for name, figures in table_beside(__file__, "gpus.toml").items()}
+GPUS = msgspec.convert(table_beside(__file__, "gpus.toml"), dict[str, Gpu])
 
 
 @dataclass(frozen=True, slots=True)

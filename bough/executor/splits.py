@@ -54,13 +54,13 @@ KEPT = {
 }
 
 
-def weight_bytes_of(files: ModelFiles, settings: Settings, device: str = "cuda") -> float:
-    """Of a number of the layers."""
+def weight_bytes_of(files: ModelFiles, settings: Settings, device: str = "cuda", fp8: bool = True) -> float:
+    """Of a number of the layers; without `fp8` the device has no products of 8-bit floats."""
     asked, stored = settings.model.quantization, quantization_of(files)
     if asked not in ("auto", "none"):
         return 0.5 if asked == "int4" else 1.0
     title = stored.title if stored is not None and asked == "auto" else ""
-    return next((size for pattern, size in KEPT[device] if re.search(pattern, title)), 2.0)
+    return next((size for pattern, size in KEPT[device] if re.search(pattern, title) and (fp8 or size != 1.0)), 2.0)
 
 
 def outlooks(

@@ -231,6 +231,7 @@ def test_a_gpu_is_given_the_flags_that_cost_least(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda each: SimpleNamespace(name="GPU", total_memory=0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
     report = examine(capsys, str(shape), code=code)
     assert report["fit"]["flags"] == flags
@@ -257,6 +258,7 @@ def test_quantised_layers_are_counted_as_a_gpu_keeps_them(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (140 << 30, 141 << 30))
     sizes = []
     for more in ({}, {"quantization_config": quantization}):
@@ -277,6 +279,7 @@ def test_a_gpu_is_counted_with_its_own_memory(
     shape = Path(doctor.__file__).parents[1] / "loader" / "shapes" / "qwen3-30b-a3b" / "config.json"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 141 << 30))
     report = examine(capsys, str(shape), code=0 if flags == "" else 1)
     assert report["use"]["device"] == "cuda" and report["use"]["dtype"] == "bfloat16"
@@ -286,6 +289,35 @@ def test_a_gpu_is_counted_with_its_own_memory(
         assert report["fit"]["flags"] == flags
         assert report["fit"]["weight_bytes"] == pytest.approx(61.1e9 if flags == "" else 31e9, rel=0.02)
         assert report["fit"]["kv_tokens"] > 10_000
+
+
+@pytest.mark.parametrize(
+    ("capability", "free_gib", "flags"),
+    [
+        ((8, 0), 68, "--quantization int4"),
+        ((8, 9), 66, "--quantization int4"),
+        ((8, 9), 68, "--kv-cache-dtype fp8_e4m3"),
+    ],
+)
+def test_a_gpu_is_given_formats_that_it_has(
+    capability: tuple[int, int], free_gib: int, flags: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an engine would refuse 8 bits they are no remedy, and checkpoints of 8 bits become 16-bit floats."""
+    import torch
+
+    shape = Path(doctor.__file__).parents[1] / "loader" / "shapes" / "qwen3-30b-a3b" / "config.json"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda each: SimpleNamespace(name="GPU", total_memory=0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
+    assert examine(capsys, str(shape))["fit"]["flags"] == flags
+
+
+def test_a_format_that_the_device_lacks_is_told(capsys: Capture, tiny: str) -> None:
+    report = examine(capsys, tiny, "--quantization", "fp8", code=1)
+    (told,) = [finding for finding in report["missing"] if finding["needed"]]
+    assert told["what"].startswith("--quantization fp8 needs a GPU") and told["fix"] == "add --quantization int8"
 
 
 def test_missing_packages_are_a_failure_with_its_cure(

@@ -191,3 +191,34 @@ def test_a_model_that_fits_with_fewer_bits_only_is_planned_so(
     assert "runs on one GPU, so there is no plan to make" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path), "--gpus", "1xH200"]) == 2
     assert "--gpus is what a plan is for: add --plan" in capsys.readouterr().err
+
+
+def test_a_plan_is_in_formats_that_the_gpus_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Engines refuse --quantization fp8 there, and checkpoints of 8 bits become 16-bit floats."""
+    assert main(["doctor", "--plan", "llama-3.1-70b", "--gpus", "1xA100"]) == 1
+    page = capsys.readouterr().out
+    assert "weights of 16 bits" in page and "It does not fit" in page
+    stored = {**LLAMA_70B, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for gpus, bits in (("8xL40S", 16), ("8xMI300X", 16), ("8xH100", 8)):
+        assert main(["doctor", "--plan", str(tmp_path), "--gpus", gpus]) == 0
+        assert f"weights of {bits} bits" in capsys.readouterr().out
+    for gpus, given, why in (
+        ("4xL40S", ["--quantization", "fp8"], "--quantization fp8 needs an NVIDIA GPU of compute capability 9.0"),
+        ("4xA100", ["--kv-cache-dtype", "fp8_e4m3"], "needs a GPU of compute capability 8.9 or newer; use fp8_e5m2."),
+    ):
+        assert main(["doctor", "--plan", "llama-3.1-70b", "--gpus", gpus, *given]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_table_says_where_fewer_requests_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--plan", "llama-3.1-70b", "--gpus", "8xH200", "--context-length", "120000"]) == 0
+    heads, _, *rows = [line.split("|")[-3].strip() for line in capsys.readouterr().out.splitlines() if "|" in line]
+    assert heads == "24 at once: ms, tok/s"
+    assert "(" not in rows[0] and rows[2].endswith("(20 fit)"), "two replicas of ten requests each"
+
+
+def test_a_name_of_the_hub_is_told_what_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--plan", "meta-llama/Llama-3.1-70B", "--gpus", "8xH200,4"]) == 1
+    told = capsys.readouterr().err
+    assert "not on disk: give its config.json or folder, or qwen3-0.6b, llama-3.1-8b, llama-3.1-70b," in told

@@ -70,7 +70,7 @@ class ReceiveTensors(msgspec.Struct, frozen=True, tag=True):
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], ...]
     group_name: str = WEIGHTS_GROUP
 
 
@@ -97,7 +97,7 @@ class ReadWeight(msgspec.Struct, frozen=True, tag=True):
     """The ticket's message is the first rows of a tensor, as JSON."""
 
     name: str
-    truncate_size: int = 100
+    truncate_size: Annotated[int, msgspec.Meta(ge=0)] = 100
 
 
 class SetVersion(msgspec.Struct, frozen=True, tag=True):

@@ -201,7 +201,7 @@ class Engine:
 
     def _update(self, command: WeightsCommand, **options: Any) -> WeightUpdate:
         reply = self._wait(self._client.update_weights(command, **options))
-        return WeightUpdate(reply.ok, reply.message, reply.data["num_paused_requests"])
+        return WeightUpdate(reply.ok, reply.message, reply.data.get("num_paused_requests", 0))
 
     def release_memory_occupation(self, tags: list[str] | None = None) -> None:
         """Gives the memory of `weights`, `kv_cache` or both back, until `resume_memory_occupation`. Raises a

@@ -221,10 +221,10 @@ class Receiver(Generic[M]):
 
 
 def _handle_in(frame: bytes) -> int | None:
-    """The handle of a message that is wrong in another place."""
+    """The handle of a message that is wrong in another place, or the number of its call: both are counted together."""
     try:
         fields = msgspec.msgpack.decode(frame, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    handle = fields.get("handle") if isinstance(fields, dict) else None
+    handle = fields.get("handle", fields.get("call")) if isinstance(fields, dict) else None
     return handle if isinstance(handle, int) and not isinstance(handle, bool) else None

@@ -224,8 +224,8 @@ class JoinStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Garbled(msgspec.Struct, frozen=True, tag=True):
-    """Stands where a frame arrived that is no message; made by receivers, never sent. `handle` is the request of which
-    it speaks, where that can be read: somebody waits for its answer."""
+    """Stands where a frame arrived that is no message; made by receivers, never sent. `handle` is the request or the
+    call of which it speaks, where that can be read: somebody waits for its answer."""
 
     handle: int | None
     error: str

@@ -319,8 +319,7 @@ class Scheduler:
             case messages.Abort():
                 self._abort(message)
             case messages.StreamEnded():
-                ended = self._requests.get(message.handle)
-                if ended is not None:  # else it has just ended by itself
+                if (ended := self._requests.get(message.handle)) is not None:  # else it has just ended by itself
                     self._dequeue(ended)
                     self._committer.drop(ended)
                 self._sessions.cut(message)
@@ -407,7 +406,9 @@ class Scheduler:
     def _answer_garbled(self, message: messages.Garbled) -> None:
         log.error("a message to the scheduler cannot be read (handle %s): %s", message.handle, message.error)
         if message.handle is not None and message.handle not in self._requests:
-            self._committer.refuse(message.handle, FinishAbort(f"The request cannot be read: {message.error}."))
+            reason = f"The request cannot be read: {message.error}."
+            self._committer.refuse(message.handle, FinishAbort(reason))  # or it is a call:
+            self._outbox.reply(Reply(message.handle, False, reason))
 
     def _abort(self, message: messages.Abort, status_code: int = 499) -> None:
         """Ends the requests that it means, less those that have just ended by themselves."""
@@ -481,8 +482,7 @@ class Scheduler:
                 if not control.running:
                     self._commit_all()
                     control.start(self._busy)
-                done = control.finish()
-                if done is None:
+                if (done := control.finish()) is None:
                     return
                 ok, text = True, done.message
                 if isinstance(message.command, SwapWeights):

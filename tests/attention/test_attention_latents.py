@@ -156,11 +156,14 @@ def test_rows_with_adapters_have_what_merged_weights_give(
     forward = Forward(load_model(config, source, adapters=slots), page_size)
     forward.attention, forward.adapters[[0, 2, 3]] = make(), (3, 1, 3)
     slots.reserve(8)
-    torch.manual_seed(0)
+    drawn = torch.Generator().manual_seed(0)  # not torch's own, from which threads of other tests may draw, too
     merged, names = [dict(source) for _ in range(4)], [name for name in source if "kv_b_proj" in name]
     assert len(names) == config.num_layers
     for slot, rank in ((1, 2), (3, 16)):
-        both = {name: (torch.randn(rank, 20), torch.randn(88, rank) * 0.1) for name in names}
+        both = {
+            name: (torch.randn(rank, 20, generator=drawn), torch.randn(88, rank, generator=drawn) * 0.1)
+            for name in names
+        }
         slots.place(slot, {name.removesuffix(".weight"): of for name, of in both.items()})
         merged[slot] |= {name: source[name] + up @ down for name, (down, up) in both.items()}
     plain = [Forward(load_model(config, each), page_size) for each in merged]
@@ -168,7 +171,7 @@ def test_rows_with_adapters_have_what_merged_weights_give(
         expected, found = [each.step(step) for each in plain], forward.step(step)
         for row in step:
             own = expected[forward.adapters[row]][row]
-            assert not forward.adapters[row] or not torch.allclose(own, expected[0][row], atol=1e-2)
+            assert not forward.adapters[row] or not torch.allclose(own, expected[0][row], atol=1e-3)
             torch.testing.assert_close(found[row], own, atol=1e-4, rtol=1e-4)
 
 

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 import zmq
 
+from bough.core.control import ReadWeight, ReceiveTensors
 from bough.core.finish import FinishAbort, FinishLength, FinishStop, finish_to_dict
 from bough.messages import channels
 from bough.messages.channels import Addresses, Receiver, Sender, listen_at, own_address
 from bough.messages.outputs import Delta, Deltas, Ended, LogprobRun, Started, StepOutput, ToClient, ToDetokenizer
-from bough.messages.requests import Abort, FlushCache, Garbled, Generate, ToScheduler
+from bough.messages.requests import Abort, ChangeAdapters, Command, Control, FlushCache, Garbled, Generate, ToScheduler
 from tests.fakes.boxes import generate
 
 
@@ -56,6 +57,21 @@ def test_a_wrong_type_in_any_field_of_a_request_is_handed_on_as_garbled(tmp_path
     (message,) = receive_frame(tmp_path, msgspec.msgpack.encode({**fields, field: [["wrong"]]}))
     assert isinstance(message, Garbled) and field in message.error
     assert message.handle == (None if field == "handle" else 7)
+
+
+@pytest.mark.parametrize(
+    ("command", "at"),
+    [
+        (ChangeAdapters(9, 5), "name"),  # type: ignore[arg-type]
+        (Control(call=9, command=ReadWeight("a", -1)), "truncate_size"),
+        (Control(call=9, command=ReceiveTensors(("a",), ("float32",), ((2, -1),))), "shapes"),
+    ],
+)
+def test_a_wrong_value_in_a_command_is_handed_on_with_the_number_of_its_call(
+    tmp_path: Path, command: Command, at: str
+) -> None:
+    (message,) = receive_frame(tmp_path, msgspec.msgpack.encode(command))
+    assert isinstance(message, Garbled) and message.handle == 9 and at in message.error
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa6handle\xa1\xff"])

@@ -4,7 +4,7 @@ retracted."""
 from __future__ import annotations
 
 from bough.core.finish import FinishAbort, FinishLength
-from bough.messages.outputs import Open, StepOutput
+from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import Garbled
 from tests.fakes.executor import FakeExecutor, oracle
 from tests.fakes.scheduler_bench import Bench
@@ -19,6 +19,7 @@ def test_a_request_that_cannot_be_read_is_refused_and_the_others_go_on() -> None
     bench.run()
     refusal = bench.out.ended[2]
     assert isinstance(refusal, FinishAbort) and refusal.status_code == 400 and "Expected `str`" in refusal.message
+    assert bench.out.replies == [Reply(2, False, refusal.message)], "it may have been a command, whose caller waits"
     assert bench.out.outputs[1] == oracle(PROMPT, 4)
 
 

@@ -43,6 +43,8 @@ def test_an_engine_with_adapters(tmp_path: Path) -> None:
             engine.generate(input_ids=PROMPT, sampling_params=GREEDY, lora_path="two")
         with pytest.raises(RequestError, match="is no adapter"):
             engine.load_lora_adapter("three", tmp_path)
+        with pytest.raises(RequestError, match=r"cannot be read: Expected `str`, got `int` - at `\$.name`"):
+            engine.load_lora_adapter(3, second)  # type: ignore[arg-type]
 
 
 def asking(engine: bough.Engine) -> Callable[..., list[list[int]]]:

@@ -98,10 +98,14 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(list(argv))
         for word in unknown:
             if word.startswith("-"):
+                from bough.core.setting_checks import OURS  # which reads a table that menus do without
+
                 flag = word.partition("=")[0]
                 shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
                 known = [each for action in shown for each in action.option_strings]
-                hint = did_you_mean(flag, known) or f" `{self.prog} --help` lists them all.{self._other_flags}"
+                own = OURS.get(flag[2:].replace("-", "_"))
+                asked = flag if own is None else "--" + own.replace("_", "-")
+                hint = did_you_mean(asked, known) or f" `{self.prog} --help` lists them all.{self._other_flags}"
                 self.error(f"unknown flag {flag}.{hint}")
         if unknown:
             self.error(f"unexpected {unknown[0]!r}{self._advice(unknown[0])}")

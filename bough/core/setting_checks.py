@@ -18,6 +18,7 @@ INSTEAD: dict[str, dict[str, str]] = {  # by setting, what to do instead of othe
     name: {value: text for text, values in hints.items() for value in values.split()}
     for name, hints in TABLES["instead"].items()
 }
+OURS = {name: own for own, names in TABLES["theirs"].items() for name in names.split()}  # by other engines' names
 HELP: dict[str, str] = {name: text for group in TABLES["help"].values() for name, text in group.items()}
 NUMBERS: dict[str, type] = {"int": int, "float": float}
 SECRETS = ("api_key", "admin_api_key", "worker_api_key")  # never shown, neither in logs nor by `get_server_info`
@@ -88,7 +89,8 @@ def check_value(f: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def unknown_setting_text(name: str, known: list[str]) -> str:
-    hint = f" Did you mean {near!r}?" if (near := nearest(name, known)) else " `bough generate --help` lists them all."
+    near = nearest(OURS.get(name, name), known)
+    hint = f" Did you mean {near!r}?" if near else " `bough generate --help` lists them all."
     return f"There is no setting {name!r}.{hint}"
 
 

@@ -10,7 +10,7 @@ import yaml
 from bough.cli.commands import Parser
 from bough.cli.flags import add_engine_flags, given_settings
 from bough.core.errors import SettingsError
-from bough.core.setting_checks import field_type
+from bough.core.setting_checks import OURS, field_type
 from bough.core.settings import Settings, all_fields
 
 FIELDS = [f for group, f in all_fields() if group != "unbuilt"]
@@ -184,6 +184,8 @@ def test_help_shows_groups_choices_and_defaults_but_one_spelling_each() -> None:
         (["--page_siz=2"], "unknown flag --page_siz. Did you mean --page-size?"),
         (["--zzzzzz"], "unknown flag --zzzzzz. `bough test --help` lists them all."),
         (["--context-len", "9"], "unknown flag --context-len. Did you mean --context-length?"),
+        (["--max-model-len", "9"], "unknown flag --max-model-len. Did you mean --context-length?"),
+        (["--gpu_memory_utilization=.9"], "unknown flag --gpu_memory_utilization. Did you mean --mem-fraction-static?"),
         (["--page-size"], "argument --page-size: expected one argument"),
         (["stray"], "unexpected 'stray'. `bough test --help` lists what there is."),
     ],
@@ -193,6 +195,13 @@ def test_mistakes_get_one_line_and_exit_code_2(argv: list[str], line: str, capsy
         parser().parse(argv)
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"bough test: error: {line}\n"
+
+
+def test_names_of_other_engines_stand_for_settings_that_there_are() -> None:
+    settings = Settings().to_flat().keys()
+    assert OURS.keys().isdisjoint(settings) and settings >= set(OURS.values())
+    with pytest.raises(SettingsError, match=r"no setting 'max_num_seqs'\. Did you mean 'max_running_requests'\?"):
+        Settings.from_flat({"max_num_seqs": 4})
 
 
 def test_an_unknown_variable_is_mentioned_once_and_ignored(caplog: pytest.LogCaptureFixture) -> None:

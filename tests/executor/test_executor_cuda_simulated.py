@@ -1028,8 +1028,12 @@ def test_steps_are_plain_while_a_draft_model_sleeps(
         rests, known = itertools.cycle(resting), itertools.cycle(knows)
         monkeypatch.setattr(DraftLengths, "resting", property(partial(lambda rests, _: next(rests), rests)))
         monkeypatch.setattr(DraftLengths, "knows_cost", partial(lambda known, *_: next(known), known))
-        before, ahead, bench = [uses_of.total() for uses_of in uses], set[int](), Bench(cast(Any, executor))
+        bench = Bench(cast(Any, executor))
+        bench.ask(99, [30, 31, 32], max_new_tokens=2)  # before anything is cached, requests are awake in any case
+        bench.run()
+        before, ahead = [uses_of.total() for uses_of in uses], set[int]()
         verified.clear()
+        bench.out.outputs.clear()
         for handle, prompt in enumerate(([20, 21, 5, 3, 7], [5, 6])):
             bench.ask(handle, prompt, temperature=0.0, max_new_tokens=20, ignore_eos=True)
         bench.turn(2)

@@ -25,6 +25,7 @@ from bough.executor.load_model import LoadedWeights
 from bough.loader.locate import locate
 from bough.scheduler.loop import Scheduler
 from tests.fakes.boxes import FakeInbox, FakeOutbox, generate
+from tests.fakes.native import NATIVE
 from tests.loader.test_loader_encoders import one_by_one
 
 TOLERANCE = 1e-4
@@ -163,7 +164,7 @@ def attend_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", one_by_one)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "as on a GPU", "packed as on a GPU"])
+@pytest.mark.parametrize("backend", [NATIVE, "torch", "as on a GPU", "packed as on a GPU"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_give_the_vectors_of_transformers(
     name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +280,7 @@ def test_a_reward_model_of_two_layers_over_the_last_token(tmp_path: Path) -> Non
     ours.close()
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", [NATIVE, "torch"])
 def test_pairs_have_token_types(backend: str, tmp_path: Path) -> None:
     model = CLASSIFIERS["bert"]()
     ours = LocalVectors(saved(model, tmp_path), attention_backend=backend)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from tests.fakes.native import NATIVE
 from tests.parity.engines import LocalEngine
 from tests.parity.test_tiny_checkpoints import FAMILIES
 
@@ -30,7 +31,7 @@ def expected(theirs: transformers.PreTrainedModel, prompt: list[int]) -> list[in
     return made[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", [NATIVE, "torch"])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_windows_hold_a_fraction_and_give_what_transformers_give(
     model: tuple[Path, transformers.PreTrainedModel], backend: str, page_size: int

@@ -25,6 +25,7 @@ from bough.kernels.quant_linear.packed import Format
 from bough.messages.requests import LogprobRequest
 from bough.speech.words import first_positions
 from tests.fakes.boxes import generate
+from tests.fakes.native import needs_kernels
 from tests.fakes.whisper import (
     BEGIN_SUPPRESS,
     END,
@@ -111,6 +112,7 @@ def test_texts_and_logprobs_are_theirs_with_several_recordings_at_once(
         assert np.abs(np.array(engine.out.scores[handle]) - np.array(scores)).max() < 1e-4
 
 
+@needs_kernels
 def test_weights_of_8_bits_give_nearly_the_same(
     theirs: tuple[transformers.WhisperForConditionalGeneration, Path], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import transformers
 from bough import Engine
 from bough.core.errors import RequestError, SettingsError
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.native import NATIVE
 from tests.fakes.ranks import LATENT, MOE
 
 GREEDY = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -213,7 +214,7 @@ def test_models_without_experts_and_engines_without_the_flag_refuse(engine: Engi
         Engine(folder, max_total_tokens=512, pp_size=2, **MIXTURE)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", [NATIVE, "torch"])
 def test_vectors_in_the_place_of_tokens_are_read_as_transformers_reads_them(
     folder: Path, reference: Any, backend: str
 ) -> None:

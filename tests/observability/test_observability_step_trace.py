@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -148,6 +149,8 @@ def test_a_killed_engine_leaves_what_it_wrote(tiny_model: Path, tmp_path: Path, 
     engine = tiny_engine(tiny_model, step_trace_path=path)
     try:
         engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 6, "ignore_eos": True})
+        while len(lane(read_cut(path), DEVICE_LANE)) < 6:  # the last step is written after its token was sent
+            time.sleep(0.01)
         children = set(psutil.Process(os.getpid()).children()) - before
         (scheduler,) = (p for p in children if "bough::scheduler" in " ".join(p.cmdline()))
         scheduler.send_signal(end)

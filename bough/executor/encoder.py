@@ -97,6 +97,9 @@ class Encoder:
             self._outputs[item.output] = part.clone() if len(items) > 1 else part
 
     def _call(self, items: Sequence[Encode]) -> torch.Tensor:
+        count = sum(item.rows for item in items)
+        if count == 1:  # Mistral 3 of Transformers squeezes the dimension of a lone row away
+            items = [*items, *items]
         read = [read_features(item.features, item.file) for item in items]
         # MiniCPM-V's patches stand behind each other in the last dimension.
         packed = not {"target_sizes", "target_sizes_videos"}.isdisjoint(read[0])
@@ -109,7 +112,7 @@ class Encoder:
         expected = sum(item.rows for item in items), self._width
         if tuple(output.shape) != expected:
             raise ValueError(f"its output is {tuple(output.shape)}, the prompt has {expected}")
-        return output
+        return output[:count]
 
     def _moved(self, name: str, values: torch.Tensor) -> torch.Tensor:
         moved = values if name in ON_HOST else sent(values, self._device)

@@ -25,8 +25,9 @@ from bough.tokenizer.load import load_tokenizer
 # Of what image processors return: no encoder takes them.
 UNUSED = {"rows", "cols", "grids", "num_crops", "num_patches", "num_patches_per_image", "num_soft_tokens_per_image"}
 ROW_END, END = "[IMG_BREAK]", "[IMG_END]"  # of mistral3
-FAMILIES = table_beside(__file__, "families.toml")
-SLICING = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode")  # of MiniCPM-V
+FAMILIES, TOKENS = table_beside(__file__, "families.toml"), table_beside(__file__, "tokens.toml")
+# What clips may have for themselves, beside the settings of images; the first four are of MiniCPM-V.
+OF_CLIPS = ("max_slice_nums", "scale_resolution", "slice_mode", "downsample_mode", "image_mean", "image_std")
 ALIGNMENT = 64  # of an array in its file, in bytes
 
 
@@ -124,6 +125,7 @@ class Family:
         if self.type in SAMPLING:
             self._clips.pop("num_frames", None)  # Transformers does not look at it
         self._clips |= options.get("video", {})
+        self._clips_own = {name: self._clips[name] for name in OF_CLIPS if self._clips.get(name) is not None}
         # The text that stands for a row of the encoder, and the one that stands for an item in a prompt.
         self._rows = {kind: token(kind) for kind in ("image", "video", "audio")}
         self._places = {**self._rows, **({"image": token("boi")} if self.type == "gemma3" else {})}
@@ -134,23 +136,14 @@ class Family:
         seats = self._rows["image"] * counts["image_seq_length"]
         self._processor = cls.__new__(cls)
         self._processor.__dict__.update(
-            counts,
+            counts | TOKENS,
             image_processor=self._processed,
             video_processor=SimpleNamespace(**patches),
             image_token=self._rows["image"],
             video_token=self._places["video"],
             **{f"{name}_token": token(name) for name in ("audio", "boi", "eoi", "boa", "eoa")},
-            fake_image_token="<fake_token_around_image>",
-            global_image_tag="<global-img>",
-            global_image_token="<global-img>",
-            image_start_token="<image>",
-            image_end_token="</image>",
-            slice_start_token="<slice>",
-            slice_end_token="</slice>",
             slice_mode=getattr(self._processed, "slice_mode", False),
             video_slice_mode=self._clips.get("slice_mode", getattr(self._processed, "slice_mode", False)),
-            start_image_token="<img>",
-            end_image_token="</img>",
             vision_start_token=token("vision_start", "<|vision_start|>"),
             vision_end_token=token("vision_end", "<|vision_end|>"),
             full_image_sequence=f"\n\n{token('boi')}{seats}{token('eoi')}\n\n",
@@ -238,7 +231,7 @@ class Family:
         clip = decode_video(task.content, self._limits, choose, self.fit_frame)
         step, size = self._processed.temporal_patch_size, self._processed.patch_size**2
         frames = clip.frames + clip.frames[-1:] * (-len(clip.frames) % step)
-        inputs = self._processed(frames, do_resize=False, return_tensors="np")
+        inputs = self._processed(frames, do_resize=False, return_tensors="np", **self._clips_own)
         _, height, width = inputs["image_grid_thw"][0]
         patches = inputs["pixel_values"].reshape(-1, step, height * width, 3, step, size)[..., 0, :]
         values = patches.transpose(0, 2, 3, 1, 4).reshape(-1, 3 * step * size)
@@ -253,8 +246,7 @@ class Family:
 
     def _frames(self, frames: list[Array]) -> Result:
         """A clip of MiniCPM-V: each frame is cut as an image is, by the clips' own settings."""
-        own = {name: self._clips[name] for name in SLICING if name in self._clips}
-        inputs = self._processed(frames, **self._defaults, **own)
+        inputs = self._processed(frames, **self._defaults, **self._clips_own)
         arrays = {f"{name}_videos": np.asarray(inputs[name]) for name in ("pixel_values", "target_sizes")}
         told = {**arrays, "num_frames_per_video": [len(frames)], "grids_videos": np.array(inputs["grids"])}
         divisor = _divisor(self._clips.get("downsample_mode", self._processed.downsample_mode))

@@ -76,6 +76,22 @@ def test_what_an_encoder_cannot_do_concerns_one_item(tmp_path: Path) -> None:
     assert sorted(encoder.take_failed()) == [2, 4, 5] and not encoder.take_failed()
 
 
+class Squeezing(Doubling):
+    """Loses the only row there is, as Mistral 3 of Transformers does."""
+
+    def get_image_features(self, pixel_values: torch.Tensor) -> Any:
+        rows = (2 * pixel_values).flatten(0, 1).squeeze(0)
+        return SimpleNamespace(pooler_output=torch.split(rows, [pixel_values.shape[1]] * len(pixel_values)))
+
+
+def test_an_item_of_a_single_row_is_computed_alone_as_well(tmp_path: Path) -> None:
+    encoder = Encoder(Squeezing(), 2, MediaConfig("", 0))
+    found = encoder.run(
+        *plan([[0, 1, 0, 1], [1, 2, 1, 2]], encodes=(item(tmp_path, 1, 1, 4.0), item(tmp_path, 2, 3, 5.0)))
+    )
+    assert found is not None and found.rows[0, 1:4, 0].tolist() == [8.0, 10.0, 10.0] and not encoder.take_failed()
+
+
 @pytest.mark.slow
 def test_two_ranks_see_the_same(tmp_path: Path) -> None:
     model = make("qwen3_vl", tmp_path)

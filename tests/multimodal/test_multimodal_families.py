@@ -180,9 +180,11 @@ def patchified(frames: Any, step: int, patch: int, merge: int) -> Any:
     return frames.reshape(parts).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, channels * step * patch * patch)
 
 
+@pytest.mark.parametrize("own", [{}, {"image_mean": [0.3, 0.4, 0.5], "image_std": [0.2, 0.6, 0.7]}], ids=["", "own"])
 @pytest.mark.parametrize("family", [*QWENS, *GLMS])
-def test_each_frame_has_its_own_part_of_a_patch(family: str, tmp_path: Path) -> None:
+def test_each_frame_has_its_own_part_of_a_patch(family: str, own: dict[str, Any], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(own))
     side = 64 if family.startswith("qwen3") else 56
     options = {
         "num_frames": 4,
@@ -195,7 +197,8 @@ def test_each_frame_has_its_own_part_of_a_patch(family: str, tmp_path: Path) -> 
     found = read_features(clip)
     image = worker._processed
     frames = np.load(io.BytesIO(content)).transpose(0, 3, 1, 2).astype(np.float32) / 255
-    mean, std = (np.array(each, dtype=np.float32).reshape(1, 3, 1, 1) for each in (image.image_mean, image.image_std))
+    used = [own.get(name, getattr(image, name)) for name in ("image_mean", "image_std")]  # those of images, else
+    mean, std = (np.array(each, dtype=np.float32).reshape(1, 3, 1, 1) for each in used)
     expected = patchified((frames - mean) / std, 2, image.patch_size, 2)
     np.testing.assert_allclose(found["pixel_values_videos"], expected, atol=1e-5)
     assert found["video_grid_thw"].tolist() == [[2, side // image.patch_size, side // image.patch_size]]

@@ -183,6 +183,7 @@ class CommandResult(msgspec.Struct, frozen=True):
     obstacle: str = ""  # why no plan can run from now on, and what to do; empty: plans can run
     seconds: float | None = None  # that a copy of pages took, waiting left out; None: not measured
     content: str = ""  # of an adapter that was loaded: what its numbers hash to
+    lost: bool = False  # tensors that had come since the files were read are gone
     done: Callable[[], bool] | None = None  # whether what was begun, and goes on beside later plans, has ended
 
 

@@ -105,7 +105,7 @@ class ModelControl:
         self._steps += 1
 
     def _run(self, command: Command) -> CommandResult:
-        message, began = "", time.monotonic()
+        message, began, lost = "", time.monotonic(), False
         match command:
             case commands.SwapWeights():
                 message = self._swap(command)
@@ -123,7 +123,7 @@ class ModelControl:
             case commands.Sleep():
                 message = self._sleep([tag for tag in command.tags if tag not in self._asleep])
             case commands.Wake():
-                message = self._wake([tag for tag in command.tags if tag in self._asleep])
+                message, lost = self._wake([tag for tag in command.tags if tag in self._asleep])
             case commands.CopyPagesOut():
                 content = self._pool.groups[command.group].read_pages(torch.from_numpy(command.pages))
                 if command.buffer.shape[1] != content.shape[1]:
@@ -148,7 +148,7 @@ class ModelControl:
                 message = self._weights.experts.obey(command)
             case _:
                 assert_never(command)
-        return CommandResult(message, self._obstacle(), time.monotonic() - began)
+        return CommandResult(message, self._obstacle(), time.monotonic() - began, lost=lost)
 
     def _awake_weights(self) -> WeightStore:
         if "weights" in self._asleep:
@@ -184,7 +184,7 @@ class ModelControl:
             torch.cuda.empty_cache()
         return f"Released: {', '.join(tags)}." if tags else "Already released."
 
-    def _wake(self, tags: list[MemoryTag]) -> str:
+    def _wake(self, tags: list[MemoryTag]) -> tuple[str, bool]:
         lost = "weights" in tags and self._weights is not None and self._weights.patched
         for tag in tags:
             self._owner_of(tag).restore()
@@ -192,7 +192,7 @@ class ModelControl:
         if tags and not self._asleep:
             self._rebuild()
         again = " The weights are those of the files; send the tensors that came since then again." if lost else ""
-        return f"Resumed: {', '.join(tags) or 'nothing, it was not released'}.{again}"
+        return f"Resumed: {', '.join(tags) or 'nothing, it was not released'}.{again}", lost
 
     def _owner_of(self, tag: MemoryTag) -> WeightStore | KVPool:
         if tag == "kv_cache":

@@ -133,7 +133,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file}: only adapters of peft_type 'LORA' can be loaded.")
     wrong = [name for name in REFUSED if given.get(name)]
     wrong += ["bias"] * (given.get("bias", "none") != "none")
-    wrong += ["init_lora_weights"] * str(given.get("init_lora_weights")).startswith(CHANGE_WEIGHTS)
+    wrong += ["init_lora_weights"] * str(given.get("init_lora_weights")).lower().startswith(CHANGE_WEIGHTS)
     if wrong:
         shown = "DoRA (use_dora)" if wrong[0] == "use_dora" else f"{wrong[0]} {given[wrong[0]]!r}"
         raise ModelError(f"{file}: adapters with {shown} cannot be loaded; merge it into the model.")

@@ -5,6 +5,7 @@ windows in two of three layers, no biases. Nomic BERT has rotation, and a gated 
 
 from typing import Any, ClassVar
 
+from bough.core.errors import ModelError
 from bough.core.model_config import NO_ROPE, ModelConfig
 from bough.models.family import LAYER_TYPES, PLAIN, ModelFamily, layer_norms, layers_of_type
 from bough.models.fields import Fields
@@ -42,6 +43,11 @@ class Roberta(Bert):
     prefix = "roberta."
     first_position = 2  # behind that of padding, whose token id is 1
     head: ClassVar[Names] = {"classifier.dense": "score.hidden", "classifier.out_proj": "score.out"}
+
+    def fields(self, config: Fields) -> dict[str, Any]:
+        if (padding := config.values.get("pad_token_id")) not in (None, 1):
+            raise ModelError(f"{config.where}: pad_token_id is {padding!r}; positions are read for 1 alone.")
+        return super().fields(config)
 
 
 class ModernBert(Bert):

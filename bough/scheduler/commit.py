@@ -151,7 +151,7 @@ class Committer:
     def end(self, request: Request, reason: FinishReason) -> None:
         """Ends a request outside of a step; its row, if it has one, is freed at once."""
         self.drop(request)
-        self._outbox.tokens(StepOutput(ended=[Ended(request.handle, reason, request.retractions, request.drafts)]))
+        self._tell(Ended(request.handle, reason, request.retractions, request.drafts), begun=request.started)
 
     def drop(self, request: Request, *, spoilt: bool = False) -> None:
         """Frees a request whose caller has had its last word already. `spoilt`: nobody may read its pages."""
@@ -162,7 +162,12 @@ class Committer:
     def refuse(self, handle: int, reason: FinishAbort) -> None:
         """Answers a request that never became one; no token comes, so how it would have been spelt does not matter."""
         self._outbox.tokens(Open(handle, SamplingParams(), b"", False))
-        self._outbox.tokens(StepOutput(ended=[Ended(handle, reason, 0)]))
+        self._tell(Ended(handle, reason, 0), begun=False)
+
+    def _tell(self, ended: Ended, *, begun: bool) -> None:
+        """What no step has begun ends with the weights of now, not with those of the start."""
+        version = {} if begun else {ended.handle: (ended.retractions, self._weight_version)}
+        self._outbox.tokens(StepOutput(ended=[ended], retractions=version))
 
     def _until_stop(self, rows: RowIndex, tokens: IntArray, counts: IntArray) -> IntArray:
         """How many of each row's tokens stand: none behind one that ends the request."""
@@ -253,22 +258,14 @@ class Committer:
                 self.generated_tokens += request.unsent  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens
-                started.append(
-                    Started(
-                        request.handle,
-                        request.prompt_len,
-                        request.cached_tokens,
-                        request.queue_time_s,
-                        pack_logprobs(PositionLogprobs.joined(request.input_logprobs))
-                        if request.input_logprobs
-                        else None,
-                        request.ran_s + self._clock() - request.since,
-                        request.warnings + (() if request.constraint is None else request.constraint.warnings),
-                        self._weight_version,
-                        request.fetched_tokens if self._batch.cache.tiered else None,
-                        request.storage,
-                    )
-                )
+                scores, constraint = request.input_logprobs, request.constraint
+                joined = pack_logprobs(PositionLogprobs.joined(scores)) if scores else None
+                warnings = request.warnings + (() if constraint is None else constraint.warnings)
+                fetched = request.fetched_tokens if self._batch.cache.tiered else None
+                took_s = request.ran_s + self._clock() - request.since
+                cost = request.prompt_len, request.cached_tokens, request.queue_time_s, joined, took_s
+                told = warnings, self._weight_version, fetched, request.storage
+                started.append(Started(request.handle, *cost, *told))
         return started
 
 
@@ -281,11 +278,5 @@ def _ending(request: Request, vector: FloatArray | None) -> FinishReason:
 
 
 def pack_logprobs(run: PositionLogprobs) -> LogprobRun:
-    return LogprobRun(
-        run.tokens.tobytes(),
-        run.logprobs.tobytes(),
-        run.top_ids.shape[1],
-        run.top_logprobs.tobytes(),
-        run.top_ids.tobytes(),
-        run.id_logprobs.tobytes(),
-    )
+    top = run.top_ids.shape[1], run.top_logprobs.tobytes(), run.top_ids.tobytes()
+    return LogprobRun(run.tokens.tobytes(), run.logprobs.tobytes(), *top, run.id_logprobs.tobytes())

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from bough.core.control import CommandResult, Decline, ProfileStop, Ticket
+from bough.core.control import CommandResult, Decline, ProfileStop, SwapWeights, Ticket
 from bough.core.errors import RequestError
 from bough.core.plan import Executor
 from bough.messages.outputs import WEIGHT_VERSION, Reply
@@ -30,6 +30,7 @@ class ControlQueue:
         self._held: deque[Ordered] = deque()
         self._obstacle = ""
         self.facts = {"weight_version": weight_version}  # and what commands have changed of the engine's description
+        self._of_files = weight_version
 
     def __len__(self) -> int:
         """Requests that wait behind the command."""
@@ -78,6 +79,10 @@ class ControlQueue:
         assert self.message is not None
         self._obstacle = done.obstacle
         self.facts |= self.message.facts
+        if isinstance(self.message.command, SwapWeights):
+            self._of_files = self.facts["weight_version"]
+        elif done.lost:
+            self.facts["weight_version"] = self._of_files
         return done
 
     def close(self) -> deque[Ordered]:

@@ -201,10 +201,12 @@ def test_released_weights_come_back_from_their_files_and_say_so(make: Make, chec
     for command in (TakeTensors((str(checkpoints[1] / "model.safetensors"),)), ReadWeight(NORM)):
         with pytest.raises(RequestError, match="weights are released"):
             executor.control(command).wait()
-    assert "send the tensors" in executor.control(Wake()).wait().message
+    woken = executor.control(Wake()).wait()
+    assert "send the tensors" in woken.message and woken.lost
     assert tokens_of(executor) == before
     executor.control(Sleep()).wait()
-    assert "send the tensors" not in executor.control(Wake()).wait().message
+    woken = executor.control(Wake()).wait()
+    assert "send the tensors" not in woken.message and not woken.lost
     executor.close()
 
 

@@ -105,6 +105,7 @@ class FakeOutbox:
         self.ended: dict[int, FinishReason] = {}
         self.vectors: dict[int, bytes] = {}
         self.retractions: dict[int, int] = {}
+        self.versions: dict[int, str] = {}
         self.drafts: dict[int, DraftCounts | None] = {}
         self.states: dict[int, list[HiddenStates]] = defaultdict(list)
         self.replies: list[Reply] = []
@@ -128,7 +129,8 @@ class FakeOutbox:
             self.scores[handle] += np.frombuffer(logprobs.logprobs, dtype=np.float32).tolist()
         for start in message.started:
             assert start.handle not in self.started
-            self.started[start.handle] = start
+            self.started[start.handle], self.versions[start.handle] = start, start.weight_version
+        self.versions |= {handle: version for handle, (_, version) in message.retractions.items()}
         for end in message.ended:
             assert end.handle in self.opened and end.handle not in self.ended, "one terminal message, exactly"
             self.ended[end.handle] = end.reason

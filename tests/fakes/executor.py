@@ -34,6 +34,7 @@ from bough.core.control import (
     ReadAdapter,
     Sleep,
     SwapWeights,
+    TakeTensors,
     Wake,
 )
 from bough.core.errors import BoughError, ModelError
@@ -215,7 +216,7 @@ class FakeExecutor:
         )
         self.windows = [WindowGroup(i, *group, page_size) for i, group in enumerate(groups, 1) if group[0].window]
         self.states = [StateGroup(i) for i, (group, _) in enumerate(groups, 1) if group.kind == "state"]
-        self.weights = ""
+        self.weights = self.files = ""  # and those that the files have
         self.placed: dict[int, str] = {}  # adapters by slot
         self.reading: FakeTicket | None = None  # what adapters are read by; None: at once
         self.asleep: set[MemoryTag] = set()
@@ -275,13 +276,18 @@ class FakeExecutor:
             case SwapWeights():
                 if command.model_path == "missing":
                     raise ModelError("There is no such model.")
-                self.weights = command.model_path
+                self.weights = self.files = command.model_path
+            case TakeTensors():
+                (self.weights,) = command.files
             case Sleep():
                 self.asleep |= {*command.tags}
                 if "kv_cache" in command.tags:
                     self.slots.fill(-1)
             case Wake():
+                lost = "weights" in self.asleep & {*command.tags} and self.weights != self.files
                 self.asleep -= {*command.tags}
+                self.weights = self.files if lost else self.weights
+                return CommandResult("done", "asleep" if self.asleep else "", lost=lost)
             case CopyPagesOut():
                 slots = slice(None) if command.slots is None else command.slots
                 command.buffer[slots] = self._content(command.group, command.pages)

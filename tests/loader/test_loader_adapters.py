@@ -55,6 +55,7 @@ def read(base: Path) -> Read:
         ("trainable_token_indices", [3], "trainable_token_indices"),
         ("init_lora_weights", "pissa_niter_4", "init_lora_weights 'pissa_niter_4'"),
         ("init_lora_weights", "lora_ga", "init_lora_weights 'lora_ga'"),
+        ("init_lora_weights", "OLoRA", "init_lora_weights 'OLoRA'"),
         ("use_bdlora", {"nblocks": 2}, "use_bdlora"),
         ("kasa_config", {"beta": 1e-4}, "kasa_config"),
         ("peft_type", "IA3", "only adapters of peft_type"),

@@ -57,6 +57,7 @@ def read(model_type: str, **fields: Any) -> ModelConfig:
         ),
         ("qwen3_next", {"hidden_act": "gelu_pytorch_tanh"}, r"hidden_act = 'gelu_pytorch_tanh' is not supported\."),
         ("bert", {"position_embedding_type": "relative_key"}, r"'relative_key' is not supported\."),
+        ("roberta", {"pad_token_id": 0}, "pad_token_id is 0; positions are read for 1 alone"),
         ("opt", {"ffn_dim": 80, "do_layer_norm_before": False}, r"\(opt-350m\) are not supported"),
         ("opt", {"ffn_dim": 80, "word_embed_proj_dim": 32}, r"\(opt-350m\) are not supported"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must list 0 or 1 for each of 4 layers"),

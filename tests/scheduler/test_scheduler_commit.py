@@ -36,7 +36,8 @@ class Desk:
         self.out = FakeOutbox()
         self.forgotten: list[int] = []
         grammars = GrammarSteps(self.batch, FakeExecutor(), None, Timeline())
-        self.committer = Committer(self.batch, grammars, self.out, (EOS,), lambda r: self.forgotten.append(r.handle))
+        self.facts, forget = {"weight_version": "step-1"}, lambda r: self.forgotten.append(r.handle)
+        self.committer = Committer(self.batch, grammars, self.out, (EOS,), forget, facts=self.facts)
         self._assembly = Assembly(self.table)
 
     def seat(self, handle: int, **fields: Any) -> Request:
@@ -178,6 +179,18 @@ def test_an_ending_outside_of_a_step_frees_the_row_and_is_told_once(seated: bool
     desk.out.opened.add(1)
     desk.committer.end(request, FinishAbort("enough"))
     assert desk.out.ended == {1: FinishAbort("enough")} and desk.forgotten == [1] and desk.table.running == 0
+
+
+def test_what_never_ran_ends_with_the_weights_of_now() -> None:
+    desk = Desk()
+    ran = desk.seat(1)
+    desk.commit(desk.prefill(ran), 7)
+    desk.facts["weight_version"] = "step-2"
+    desk.out.opened.add(2)
+    for request in (ran, waiting_request(2)):
+        desk.committer.end(request, FinishAbort("enough"))
+    desk.committer.refuse(3, FinishAbort("enough"))
+    assert desk.out.versions == {1: "step-1", 2: "step-2", 3: "step-2"}
 
 
 def test_a_dropped_request_ends_without_a_word() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bough.core.control import CopyPagesIn, CopyPagesOut, Sleep, SwapWeights, Wake
+from bough.core.control import CopyPagesIn, CopyPagesOut, Sleep, SwapWeights, TakeTensors, Wake
 from bough.core.finish import FinishAbort, FinishLength
 from bough.messages.outputs import Open, Reply, StepOutput
 from bough.messages.requests import (
@@ -144,6 +144,29 @@ def test_requests_to_a_released_engine_are_refused_and_later_ones_get_the_same_a
     bench.ask(3, [1, 2, 3], max_new_tokens=10)
     bench.run()
     assert bench.out.outputs[3] == oracle([1, 2, 3], 10) and bench.out.started[3].cached_tokens == 0
+
+
+def test_weights_that_come_back_from_files_have_the_version_of_those() -> None:
+    bench = Bench()
+
+    def versions(*commands: Control) -> list[str]:
+        found = []
+        for number, command in enumerate(commands):
+            bench.submit(command)
+            handle = 10 * command.call + number
+            bench.ask(handle, [1, 2, 3], max_new_tokens=1)
+            bench.run()
+            started = bench.out.started.get(handle)
+            found.append("" if started is None else started.weight_version)
+        return found
+
+    def take(call: int, version: str) -> Control:
+        facts = {"weight_version": version}
+        return Control(call=call, command=TakeTensors((version,)), wait=True, flush_cache=True, facts=facts)
+
+    assert versions(take(1, "a"), release(2), wake(3)) == ["a", "", "default"]
+    assert versions(swap(4, "b"), release(5), wake(6)) == ["b", "", "b"]
+    assert versions(take(7, "c"), wake(8), release(9), wake(10)) == ["c", "c", "", "b"]
 
 
 def test_requests_behind_a_command_can_be_aborted() -> None:

@@ -36,7 +36,8 @@ class RopeConfig:
     alternating: bool = False  # those of the sections stand in turn, the first has what the others leave
 
     def rotary_dim(self, head_dim: int) -> int:
-        return int(head_dim * self.partial_rotary_factor)
+        width = int(head_dim * self.partial_rotary_factor)  # half a pair counts as one, as in transformers
+        return width - width % 2 if self.kind == "proportional" else width + width % 2
 
 
 NO_ROPE = RopeConfig(theta=1.0, partial_rotary_factor=0.0, apart=True)

@@ -29,9 +29,9 @@ def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: t
     if config.short_factors is not None and context_length <= config.original_context:
         config = replace(config, factors=config.short_factors)
     positions = torch.arange(context_length, dtype=torch.float32, device=device)
-    rotary_dim = config.rotary_dim(head_dim)
     # A proportional rotation is that of the whole head, of which the slower pairs stand still.
-    radians = frequencies(config, head_dim if config.kind == "proportional" else rotary_dim)[: rotary_dim // 2]
+    share = 1.0 if config.kind == "proportional" else config.partial_rotary_factor
+    radians = frequencies(config, int(head_dim * share))[: config.rotary_dim(head_dim) // 2]
     turned = torch.outer(positions, radians.to(device))
     scale, still = magnitude(config), head_dim // 2 - turned.shape[1] if config.apart else 0
     axes, sections = None, config.sections
@@ -92,5 +92,5 @@ def _yarn(base: torch.Tensor, config: RopeConfig, rotary_dim: int) -> torch.Tens
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     span = high - low if high > low else 0.001
-    kept = 1.0 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+    kept = 1.0 - ((torch.arange(len(base), dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
     return base / config.factor * (1.0 - kept) + base * kept

@@ -130,7 +130,7 @@ def grouped_experts(config: Fields, **routing: Any) -> MoEConfig:
         config,
         experts="n_routed_experts",
         scale=config.number("routed_scaling_factor", 1.0),
-        shared_size=config.integer("moe_intermediate_size") * (config.optional_integer("n_shared_experts") or 0),
+        shared_size=config.integer("moe_intermediate_size") * config.count("n_shared_experts", 0),
         dense_layers=dense_layers(config),
         **routing,
     )

@@ -59,7 +59,7 @@ class Gemma3(Gemma2):
 
     def fields(self, config: Fields) -> dict[str, Any]:
         windows = window_fields(config, lambda layer: (layer + 1) % config.integer("sliding_window_pattern") != 0)
-        return {**super().fields(config), "local_rope": read_local_rope(config), "qk_norm": True, **windows}
+        return {**super().fields(config), "local_rope": read_local_rope(config), "attention_softcap": None, **windows}
 
     def names(self, config: ModelConfig) -> Names:
         return NESTED

@@ -74,12 +74,13 @@ def _parameters(config: Fields, layer_type: str) -> Fields:
 
 def _parse(given: Fields, config: Fields) -> RopeConfig:
     kind = given.text("rope_type", given.text("type", "default"))
-    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # its first name; one with `mrope_section` beside
     alpha = given.optional_number("alpha")
     if kind == "dynamic" and alpha is not None:  # Hunyuan's, which depends on no length
         heads = config.integer("num_attention_heads")
         dim = config.optional_integer("head_dim") or config.integer("hidden_size") // heads
         return RopeConfig(given.number("rope_theta") * alpha ** (dim / (dim - 2)))
+    # A first name; one with `mrope_section` beside; and one that changes nothing within the context of the model.
+    kind = {"su": "longrope", "mrope": "default", "dynamic": "default"}.get(kind, kind)
     if kind not in KINDS:
         raise ModelError(f"{given.where}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}.")
     theta = given.number("rope_theta")
@@ -98,9 +99,7 @@ def _parse(given: Fields, config: Fields) -> RopeConfig:
         )
     if kind == "yarn":
         return _parse_yarn(given, config, theta)
-    if kind == "longrope":
-        return _parse_longrope(given, config, theta)
-    return RopeConfig(theta)
+    return _parse_longrope(given, config, theta) if kind == "longrope" else RopeConfig(theta)
 
 
 def _stretch(given: Fields, config: Fields) -> tuple[int, float]:

@@ -72,6 +72,21 @@ def test_angles_are_those_of_transformers(name: str, head_dim: int) -> None:
     torch.testing.assert_close(table.sin[positions], sin[0, :, : head_dim // 2], atol=1e-5, rtol=1e-5)
 
 
+def test_half_a_pair_counts_as_one() -> None:
+    from transformers import PhiConfig
+    from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}  # 3 of 12 coordinates
+    cos, _ = PhiRotaryEmbedding(PhiConfig(hidden_size=24, num_attention_heads=2, rope_parameters=rope))(
+        torch.zeros(1), torch.arange(9)[None]
+    )
+    ours = RopeConfig(10000.0, partial_rotary_factor=0.25)
+    assert ours.rotary_dim(12) == cos.shape[-1] == 4
+    table = rope_table(ours, 12, 9, torch.device("cpu"))
+    torch.testing.assert_close(torch.cat((table.cos, table.cos), -1), cos[0], atol=1e-5, rtol=1e-5)
+    assert RopeConfig(10000.0, "proportional", partial_rotary_factor=0.25).rotary_dim(12) == 2
+
+
 def test_stored_factors_divide_the_frequencies() -> None:
     """GGUF files store Llama 3's scaling as divisors: both forms must give the same rotation."""
     divisors = frequencies(RopeConfig(LLAMA3.theta), 64) / frequencies(LLAMA3, 64)

@@ -33,10 +33,13 @@ ELSEWHERE = """add_cross_attention classifier_activation classifier_bias classif
 KNOWN = {*TRAINING.split(), *WAYS.split(), *TOKENS.split(), *ELSEWHERE.split()}
 KNOWN_HERE = {
     "deepseek_v32": {"layer_types"},  # which transformers does not read either
+    "gemma3": {"attn_logit_softcapping"},
     "glm_moe_dsa": {"layer_types"},
     "gpt_neox": {"is_decoder"},  # it always is one
     "granitemoehybrid": {"mamba_d_head"},  # follows from others, or transformers raises
-    "nemotron_h": {"expand", "mamba_proj_bias", "sliding_window"}  # which transformers does not read either
+    "kimi_linear": {"tie_word_embeddings"},
+    # which transformers does not read either
+    "nemotron_h": {"expand", "mamba_proj_bias", "sliding_window", "tie_word_embeddings"}
     | {"time_step_min"},  # which it has in prompts, and not behind them
 }
 SIZES = {"hidden_size": 7680, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 120}

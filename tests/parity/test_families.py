@@ -152,7 +152,9 @@ CASES: dict[str, Case] = {
     "qwen3": Case({"head_dim": 16}),
     "gemma": Case({"head_dim": 16}),
     "gemma2": Case({"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9, "attn_logit_softcapping": 4.0}),
-    "gemma3_text": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
+    "gemma3_text": Case(  # which knows no soft cap of scores, whatever the file says
+        {"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS, "attn_logit_softcapping": 2.0}
+    ),
     "gemma4_text": Case({**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}, native=False, rounding=0.3),
     "gemma4-experts": Case(
         {
@@ -205,7 +207,7 @@ CASES: dict[str, Case] = {
     "stablelm-parallel": Case({"use_parallel_residual": True}, model_type="stablelm"),
     "nemotron": Case({}),
     "helium": Case({"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
-    "arcee": Case({}),
+    "arcee": Case({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
     "jais2": Case({"head_dim": 16}),
     "cwm": Case({"head_dim": 16, "sliding_window": 9, "layer_types": WINDOWS}),
     "mixtral": Case({"num_local_experts": 4, "intermediate_size": 64}),
@@ -277,6 +279,7 @@ CASES: dict[str, Case] = {
             **EXPERTS,
             "head_dim": 16,
             "n_routed_experts": 8,
+            "n_shared_experts": 0,
             "n_group": 4,
             "topk_group": 2,
             "first_k_dense_replace": 0,
@@ -335,7 +338,7 @@ CASES: dict[str, Case] = {
             "head_dim": 16,
             "num_local_experts": 6,
             "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.34},  # 5 of 16
         },
     ),
     "granitemoehybrid": Case({**MULTIPLIERS, **MAMBA, "num_local_experts": 5, "mamba_n_groups": 2}, native=False),
@@ -360,7 +363,11 @@ CASES: dict[str, Case] = {
         native=False,
         model_type="granitemoehybrid",
     ),
-    "nemotron_h": Case(NEMOTRON, native=False, without=("num_hidden_layers",)),
+    "nemotron_h": Case(
+        {**NEMOTRON, "tie_word_embeddings": True},  # which transformers does not heed
+        native=False,
+        without=("num_hidden_layers",),
+    ),
     "nemotron_h-experts": Case(NEMOTRON_EXPERTS, False, "nemotron_h", ("num_hidden_layers",)),
     "nemotron_h-latents": Case(
         {**NEMOTRON_EXPERTS, "moe_latent_size": 40}, False, "nemotron_h", ("num_hidden_layers",)
@@ -392,7 +399,15 @@ CASES: dict[str, Case] = {
     ),
     "kimi_linear": Case(KIMI, native=False),
     "kimi_linear-queries": Case(
-        {**KIMI, "q_lora_rank": 18, "mlp_layer_types": ["sparse"] * 3, "moe_renormalize": False}, False, "kimi_linear"
+        {
+            **KIMI,
+            "q_lora_rank": 18,
+            "mlp_layer_types": ["sparse"] * 3,
+            "moe_renormalize": False,
+            "tie_word_embeddings": True,  # which transformers does not heed
+        },
+        False,
+        "kimi_linear",
     ),
     "qwen3_next": Case({**DELTA_NETS, **SHARED_EXPERTS, "norm_topk_prob": True}, native=False),
     "qwen3_next-dense-layers": Case(

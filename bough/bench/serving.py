@@ -131,12 +131,11 @@ async def _flush_cache(target: Target) -> None:
 
 
 async def _accept_length(target: Target) -> float | None:
-    """Mean tokens of a decode since the server's start, as SGLang's servers say it if they draft."""
+    """Mean tokens of a decode since the server's start, where it drafts and says so as SGLang's do."""
     with closing(HttpClient(target.url, target.headers)) as client, suppress(HttpFailure, msgspec.DecodeError):
-        info = msgspec.json.decode(bytes((await client.get("/server_info")).body))
-        states = info.get("internal_states") if isinstance(info, dict) else None
-        lengths = [each["avg_spec_accept_length"] for each in states or () if each.get("avg_spec_accept_length")]
-        return sum(lengths) / len(lengths) if lengths else None
+        info = msgspec.json.decode(bytes((await client.get("/server_info")).body), type=dict[str, Any])
+        lengths = [each.get("avg_spec_accept_length") or 0.0 for each in info.get("internal_states") or ()]
+        return sum(lengths) / len(lengths) if any(lengths) else None
     return None
 
 

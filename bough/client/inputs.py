@@ -174,7 +174,7 @@ class InputReader:
         given = locals()
         if input_embeds is None:
             _check_count(prompt, input_ids, limit)
-            raw, many = self._token_ids(prompt, input_ids, kept_of(truncate_prompt_tokens))
+            raw, many = self._token_ids(prompt, input_ids, "beginning" if truncate_prompt_tokens is None else "end")
             bodies: Iterable[dict[str, Any]] = ({"ids": token_array(each)} for each in raw)
         else:
             if prompt is not None or input_ids is not None:
@@ -324,11 +324,6 @@ class InputReader:
         if not len(raw):
             raise RequestError("The list of prompts is empty.", field=_field(input_ids))
         return raw, many
-
-
-def kept_of(truncate_prompt_tokens: int | None) -> Keep:
-    """Of a prompt that is far too long, where it may be cut: who counts its last tokens wants its end."""
-    return "beginning" if truncate_prompt_tokens is None else "end"
 
 
 # What a call may ask for, by name: protocols pass on those of their fields that are among these.

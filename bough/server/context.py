@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import InputReader, Inputs, Prompt, kept_of
+from bough.client.inputs import InputReader, Inputs, Prompt
 from bough.core.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from bough.core.media import MediaSource
 from bough.core.sampling_params import require_few
@@ -103,7 +103,7 @@ class ServerContext:
             add_field_names({"lora_path": "model"})
         self._check_tables(given)
         if given.get("input_ids") is not None:
-            given["input_ids"] = self._bounded_ids(given["input_ids"], kept_of(given.get("truncate_prompt_tokens")))
+            given["input_ids"] = self._bounded_ids(given["input_ids"], given.get("truncate_prompt_tokens") is not None)
         if given.get("truncate_prompt_tokens") == -1:
             length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
             # What the answer leaves of the context; one that asks for all of it gets one token.
@@ -201,12 +201,8 @@ class ServerContext:
         **how: Any,
     ) -> tuple[Inputs, AnswerFormat]:
         """`render` with the plan's tools, then `plan_inputs`. `continued`: the answer goes on with the last message."""
-        how |= {
-            "tools": plan.tools.shown,
-            "continue_final_message": continued,
-            "keep": kept_of(given.get("truncate_prompt_tokens")),
-        }
-        prompt = await self.render(messages, **how)
+        how["keep"] = "beginning" if given.get("truncate_prompt_tokens") is None else "end"
+        prompt = await self.render(messages, tools=plan.tools.shown, continue_final_message=continued, **how)
         text = text_of(messages[-1]["content"]) if continued else ""
         return await self.plan_inputs(plan, prompt, given, text, budget)
 
@@ -230,13 +226,13 @@ class ServerContext:
                 text = f"{name} has {len(table)} entries, and the model has {vocabulary} tokens; give each token once."
                 raise RequestError(text, field=name)
 
-    def _bounded_ids(self, ids: Any, keep: Keep) -> Any:
+    def _bounded_ids(self, ids: Any, last: bool) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
         bound = TextBound(self.model.context_length)
         if not isinstance(ids, list) or len(ids) <= bound.tokens or isinstance(ids[0], list):
             return ids
         if self.settings.scheduler.allow_auto_truncate:
-            return ids[-bound.tokens :] if keep == "end" else ids[: bound.tokens]
+            return ids[-bound.tokens :] if last else ids[: bound.tokens]
         raise bound.too_long(str(len(ids)))
 
 

@@ -104,8 +104,7 @@ def ollama_format(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
     """By the engine's field: its value, and the client's field that asked for it."""
-    found: list[tuple[str, Any, str]] = [(name, getattr(request, name), name) for name in GRAMMAR_TEXTS]
-    found = [given for given in found if given[1] != ""]
+    found: list[tuple[str, Any, str]] = [(n, said, n) for n in GRAMMAR_TEXTS if (said := getattr(request, n)) != ""]
     found += [(engine, getattr(request, theirs), theirs) for theirs, engine in GUIDED.items()]
     if request.guided_json_object:
         found.append(("json_schema", ANY_OBJECT, "guided_json_object"))

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from bough.bench.backends import (
     Arrival,
     Conversation,
     HttpClient,
+    HttpFailure,
     Record,
     RequestTemplate,
     ServerError,
@@ -91,6 +92,7 @@ def main(args: argparse.Namespace) -> int:
         asyncio.run(_flush_cache(target))
     records = _measure(args, target, conversations)
     result = {**shown_settings(args), "model": target.template.model, **summarise(records)}
+    result["accept_length"] = asyncio.run(_accept_length(target))
     if args.dataset_name == "image":
         result["image_throughput"] = result["request_throughput"] * args.image_count
     print(text_report(result))
@@ -126,6 +128,15 @@ async def _flush_cache(target: Target) -> None:
         response = await client.post("/flush_cache", {})
     if response.status != 200:
         raise ServerError(f"The server does not flush its cache ({response.status}): {response.text[:200]}")
+
+
+async def _accept_length(target: Target) -> float | None:
+    """Mean tokens of a decode since the server's start, where it drafts and says so as SGLang's do."""
+    with closing(HttpClient(target.url, target.headers)) as client, suppress(HttpFailure, msgspec.DecodeError):
+        info = msgspec.json.decode(bytes((await client.get("/server_info")).body), type=dict[str, Any])
+        lengths = [each.get("avg_spec_accept_length") or 0.0 for each in info.get("internal_states") or ()]
+        return sum(lengths) / len(lengths) if any(lengths) else None
+    return None
 
 
 def _warm_up(target: Target, conversation: Conversation, requests: int) -> None:

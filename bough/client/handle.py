@@ -331,7 +331,7 @@ class EngineClient:
                 numbers.append(next(self._handles))
                 futures[replica.number] = asyncio.get_running_loop().create_future()
                 replica.calls[numbers[-1]] = futures[replica.number]
-                replica.port.send(command(numbers[-1]))
+                replica.port.send(sent := command(numbers[-1]))
             await asyncio.wait(futures.values(), timeout=timeout_s)
         finally:
             for replica, number in zip(alive, numbers, strict=False):
@@ -339,6 +339,8 @@ class EngineClient:
         replies = {rank: each.result() for rank, each in futures.items() if each.done() and not each.exception()}
         if not replies and all(each.done() for each in futures.values()):
             next(iter(futures.values())).result()  # raises what they all died of
+        if getattr(sent, "flush_cache", False):
+            self._replicas.forget(rank for rank, reply in replies.items() if reply.ok)
         return replies
 
     def _check(self, prompt: Prompt, rids: set[str]) -> None:

@@ -26,7 +26,7 @@ from bough.core.seeds import derive_seed
 from bough.core.stop_patterns import MAX_PATTERN_CHARS, check_patterns
 from bough.messages.requests import Bootstrap, LogprobRequest, SessionParams, Thinking
 from bough.multimodal.sources import read_columns
-from bough.tokenizer.tokenizer import Tokenizer
+from bough.tokenizer.tokenizer import Keep, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class InputReader:
         given = locals()
         if input_embeds is None:
             _check_count(prompt, input_ids, limit)
-            raw, many = self._token_ids(prompt, input_ids)
+            raw, many = self._token_ids(prompt, input_ids, "beginning" if truncate_prompt_tokens is None else "end")
             bodies: Iterable[dict[str, Any]] = ({"ids": token_array(each)} for each in raw)
         else:
             if prompt is not None or input_ids is not None:
@@ -304,7 +304,7 @@ class InputReader:
             return sampling.sampling_seed
         return secrets.randbits(63) if self._random_seed is None else self._random_seed
 
-    def _token_ids(self, prompt: Any, input_ids: Any) -> tuple[Sequence[Any], bool]:
+    def _token_ids(self, prompt: Any, input_ids: Any, keep: Keep) -> tuple[Sequence[Any], bool]:
         if (prompt is None) == (input_ids is None):
             raise RequestError("Give exactly one of prompt (text) and input_ids.", field="prompt")
         if prompt is not None:
@@ -315,7 +315,7 @@ class InputReader:
             if self._tokenizer is None:
                 problem = "This engine has no tokenizer (--skip-tokenizer-init); give token ids."
                 raise RequestError(problem, field="prompt")
-            raw: Sequence[Any] = list(map(token_array, self._tokenizer.encode_each(texts)))
+            raw: Sequence[Any] = list(map(token_array, self._tokenizer.encode_each(texts, keep=keep)))
         else:
             if not _is_list(input_ids):
                 raise RequestError("input_ids must be a list of token ids, or a list of such lists.", field="input_ids")

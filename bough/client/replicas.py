@@ -6,7 +6,7 @@ this client alone: of several HTTP processes each places by its own view.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bough.client.inputs import Prompt
@@ -117,10 +117,15 @@ class Replicas:
         replica = self.all[number]
         replica.death = error
         replica.end_calls(error)
-        if self._policy is not None:
-            self._policy.removed(replica.id)
+        self.forget([number])
         running, replica.running = list(replica.running.values()), {}
         return running
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Their caches are gone."""
+        for number in numbers:
+            if self._policy is not None:
+                self._policy.removed(self.all[number].id)
 
 
 def _as_text(prompt: Prompt) -> str:

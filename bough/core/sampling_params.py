@@ -103,16 +103,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"sampling_params must be an object, not {type(given).__name__}.", field="sampling_params"
             )
         values = {k: v for k, v in (defaults or {}).items() if v is not None}
-        values.update({k: v for k, v in (given or {}).items() if v is not None})
+        values.update({k: v for k, v in (given or {}).items() if v is not None and (v != "" or k not in GRAMMAR_TEXTS)})
         unknown = [name for name in values if name not in cls.__struct_fields__]
         if unknown:
             name, known = str(unknown[0])[:NAME_SHOWN], cls.__struct_fields__
             near = nearest(name, known)
             hint = f"Did you mean {near!r}?" if near else f"Known fields: {', '.join(known)}."
             raise RequestError(f"Unknown sampling field {name!r}. {hint}", field=name)
-        for name in GRAMMAR_FIELDS:
-            if isinstance(values.get(name), str | list | tuple) and not values[name]:
-                raise RequestError(f"{name} is empty; say what the answer must match, or leave it out.", field=name)
+        if isinstance(values.get("choices"), str | list | tuple) and not values["choices"]:
+            raise RequestError("choices is empty; say what the answer must match, or leave it out.", field="choices")
         for name in JSON_TEXT_FIELDS & values.keys():
             values[name] = _json_text(values[name], name)
         for name in ("stop", "stop_token_ids", "stop_regex", "choices"):
@@ -184,7 +183,8 @@ RANGES: tuple[tuple[str, float, float, str], ...] = (
 msgspec.json.Decoder(SamplingParams)  # msgspec would crash if two threads were the first to read a type
 ABOVE_LOWEST = frozenset({"top_p", "repetition_penalty"})  # their lowest value itself is refused
 
-GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
+GRAMMAR_TEXTS = ("json_schema", "regex", "ebnf", "structural_tag")  # SGLang's: an empty one asks for nothing
+GRAMMAR_FIELDS = (*GRAMMAR_TEXTS, "choices")
 ANY_JSON = "$$ANY$$"
 JSON_TEXT_FIELDS = frozenset({"json_schema", "structural_tag"})  # objects to many clients, text on the wire
 

@@ -37,6 +37,7 @@ TENANT_FIELDS = {
     "version", "has_chat_template", "preferred_sampling_params", "tool_call_parser", "reasoning_parser", "tp_size",
     "dp_size", "has_image_understanding", "has_audio_understanding", "dp_rank", "last_gen_throughput",
     "avg_spec_accept_length", "num_running_reqs", "num_waiting_reqs", "num_used_tokens",
+    "effective_max_running_requests_per_dp",
 }  # fmt: skip
 MODEL_PATHS = ("model_path", "tokenizer_path")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

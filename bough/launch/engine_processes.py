@@ -7,6 +7,7 @@ the server beside its event loop.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from bough.tokenizer.chat_template import given_template, template_defaults
 
 if TYPE_CHECKING:
     from bough.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class EngineProcesses:
@@ -59,6 +62,10 @@ class EngineProcesses:
         check_disaggregation(settings)
         check_adapters(settings)
         check_media(settings.media)
+        if parallel.enable_dp_attention and parallel.dp_size == 1:  # SGLang takes it so, too
+            log.warning("--enable-dp-attention has no effect: one group of ranks (--dp-size 1) is the ordinary case.")
+        if (draft := settings.speculative).speculative_num_steps and draft.speculative_algorithm == "NGRAM":
+            log.warning("--speculative-num-steps has no effect with NGRAM; --speculative-num-draft-tokens does it.")
         if parallel.node_rank:
             raise SettingsError("Only the first host has an engine; start the others with `bough serve --node-rank N`.")
         self._executor = executor

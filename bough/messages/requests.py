@@ -1,7 +1,7 @@
 """What the scheduler receives: requests and commands from the client, and the detokenizer's word on ended streams."""
 
 import logging
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -106,6 +106,8 @@ class Call(msgspec.Struct, frozen=True):
 
 class FlushCache(Call, frozen=True, tag=True):
     """Empties the prefix cache, if nothing is running."""
+
+    flush_cache: ClassVar[bool] = True  # as a `Control` may do, too
 
 
 class ChangeStorage(Call, frozen=True, tag=True):

@@ -114,11 +114,12 @@ def unsupported(*harmless: Any) -> msgspec.Meta:
 UNSUPPORTED = unsupported()
 
 
-def fields_without_effect(name: str) -> type[msgspec.Struct]:
+def fields_without_effect(name: str, base: type[msgspec.Struct] = msgspec.Struct) -> type[msgspec.Struct]:
     """A base of fields that change nothing, and of those whose feature this engine does not have."""
     said = IDLE_FIELDS[name]
-    fields = [(field, typing.Annotated[Any, UNSUPPORTED], None) for field in said["refused"].split()]
-    return msgspec.defstruct(name, [*fields, *((field, Any, None) for field in said["idle"].split())], kw_only=True)
+    fields: list[Any] = [(field, typing.Annotated[Any, UNSUPPORTED], None) for field in said["refused"].split()]
+    fields += [(field, Any, None) for field in said["idle"].split()]
+    return msgspec.defstruct(name, fields, bases=(base,), kw_only=True)
 
 
 def between(low: float, high: float) -> msgspec.Meta:

@@ -28,7 +28,7 @@ from bough.server.parsing import AnswerPlan
 from bough.server.tracing import RecentRequests
 from bough.server.watchdog import Watchdog
 from bough.tokenizer.chat_template import template_defaults
-from bough.tokenizer.tokenizer import TextBound, Tokenizer
+from bough.tokenizer.tokenizer import Keep, TextBound, Tokenizer
 
 T = TypeVar("T")
 # What becomes of a limit of tokens that goes beyond the context: it is cut with a warning, or refused. "none": the
@@ -103,7 +103,7 @@ class ServerContext:
             add_field_names({"lora_path": "model"})
         self._check_tables(given)
         if given.get("input_ids") is not None:
-            given["input_ids"] = self._bounded_ids(given["input_ids"])
+            given["input_ids"] = self._bounded_ids(given["input_ids"], given.get("truncate_prompt_tokens") is not None)
         if given.get("truncate_prompt_tokens") == -1:
             length, answer = self.model.context_length, given["sampling_params"]["max_new_tokens"]
             # What the answer leaves of the context; one that asks for all of it gets one token.
@@ -149,10 +149,10 @@ class ServerContext:
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-        whole: bool = False,
+        keep: Keep = "beginning",
     ) -> Rendered:
         """The prompt of a conversation, a long one in a thread. `tools` are in OpenAI's form; `variables` are the
-        client's own for the template. `whole`: a prompt that is too long is not cut, whatever the server's settings."""
+        client's own for the template. `keep`: what is left of a prompt that is too long, if it may be cut."""
         if self.model.limits.get("is_embedding"):
             raise RequestError("This model gives vectors or scores; it does not generate text.", field="model")
         if self.model.limits.get("speech") is not None:
@@ -170,7 +170,7 @@ class ServerContext:
         def work() -> Rendered:
             options = {"add_generation_prompt": prompted, "continue_final_message": continue_final_message}
             text = tokenizer.apply_chat_template(messages, tools=tools, **options, **given)
-            return Rendered(tokenizer.encode(text, add_special_tokens=False, whole=whole), text, media)
+            return Rendered(tokenizer.encode(text, add_special_tokens=False, keep=keep), text, media)
 
         return await offload(size, work)
 
@@ -201,6 +201,7 @@ class ServerContext:
         **how: Any,
     ) -> tuple[Inputs, AnswerFormat]:
         """`render` with the plan's tools, then `plan_inputs`. `continued`: the answer goes on with the last message."""
+        how["keep"] = "beginning" if given.get("truncate_prompt_tokens") is None else "end"
         prompt = await self.render(messages, tools=plan.tools.shown, continue_final_message=continued, **how)
         text = text_of(messages[-1]["content"]) if continued else ""
         return await self.plan_inputs(plan, prompt, given, text, budget)
@@ -225,13 +226,13 @@ class ServerContext:
                 text = f"{name} has {len(table)} entries, and the model has {vocabulary} tokens; give each token once."
                 raise RequestError(text, field=name)
 
-    def _bounded_ids(self, ids: Any) -> Any:
+    def _bounded_ids(self, ids: Any, last: bool) -> Any:
         """The ids of a prompt, unless they are more than the engine could read: looking at millions takes seconds."""
         bound = TextBound(self.model.context_length)
         if not isinstance(ids, list) or len(ids) <= bound.tokens or isinstance(ids[0], list):
             return ids
         if self.settings.scheduler.allow_auto_truncate:
-            return ids[: bound.tokens]
+            return ids[-bound.tokens :] if last else ids[: bound.tokens]
         raise bound.too_long(str(len(ids)))
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from bough.core.errors import RequestError
-from bough.core.sampling_params import GRAMMAR_FIELDS
+from bough.core.sampling_params import GRAMMAR_FIELDS, GRAMMAR_TEXTS
 
 ANY_OBJECT = {"type": "object"}
-NATIVE = ("json_schema", "regex", "ebnf", "structural_tag")
 # vLLM's spellings, and what the engine calls them.
 OF_VLLM = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "ebnf"}
 GUIDED = {f"guided_{name}": engine for name, engine in OF_VLLM.items()}
@@ -67,11 +66,13 @@ def format_fields(given: Mapping[str, Any], name: str = "response_format") -> di
             return {"json_schema": ANY_OBJECT}
         case "json_object" | "json_schema":  # with a schema the former is what other servers call the latter
             inner = given.get("json_schema", given)  # the Responses API has no inner object
-            if not isinstance(inner, Mapping) or inner.get("schema") is None:
+            if not isinstance(inner, Mapping) or inner.get("schema") in (None, ""):
                 raise RequestError(f"{name} of type json_schema needs a schema.", field=name)
             return {"json_schema": inner["schema"], "grammar_strict": _is_strict(name, inner, given)}
         case "structural_tag":
             tag = given.get("structural_tag", {key: value for key, value in given.items() if key != "strict"})
+            if tag == "":
+                raise RequestError(f"{name} of type structural_tag needs a tag.", field=name)
             return {"structural_tag": tag, "grammar_strict": _is_strict(name, given)}
     text = f"{name}.type must be text, json_object, json_schema or structural_tag, got {kind!r}."
     raise RequestError(text, field=name)
@@ -103,7 +104,7 @@ def ollama_format(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
     """By the engine's field: its value, and the client's field that asked for it."""
-    found: list[tuple[str, Any, str]] = [(name, getattr(request, name), name) for name in NATIVE]
+    found: list[tuple[str, Any, str]] = [(n, said, n) for n in GRAMMAR_TEXTS if (said := getattr(request, n)) != ""]
     found += [(engine, getattr(request, theirs), theirs) for theirs, engine in GUIDED.items()]
     if request.guided_json_object:
         found.append(("json_schema", ANY_OBJECT, "guided_json_object"))
@@ -115,12 +116,15 @@ def meant(request: GrammarFields) -> dict[str, tuple[Any, str]]:
     if request.response_format is not None:
         fields = format_fields(request.response_format)
         found += [(engine, value, "response_format") for engine, value in fields.items()]
-    chosen = {engine: (value, theirs) for engine, value, theirs in found if value is not None}
-    sayers = list(dict.fromkeys(theirs for _, value, theirs in found if value is not None))
+    found = [given for given in found if given[1] is not None]
+    for _, value, theirs in found:
+        if value == "":
+            raise RequestError(f"{theirs} is empty; say what the answer must match, or leave it out.", field=theirs)
+    sayers = list(dict.fromkeys(theirs for _, _, theirs in found))
     if len(sayers) > 1:
         text = f"{' and '.join(sayers)} each say what the answer must match; give one of them."
         raise RequestError(text, field=sayers[1])
-    return chosen
+    return {engine: (value, theirs) for engine, value, theirs in found}
 
 
 def _structured(given: Mapping[str, Any]) -> list[tuple[str, Any, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
@@ -20,6 +20,7 @@ from bough.tokenizer.incremental import IncrementalDecoder, TokenPieces, WindowD
 PIECE = 1 << 16  # characters that are counted at once
 LEAST_BOUND = 1 << 18  # tokens: counting as many takes about a second, and some want to know how long a document is
 BYTES_PER_TOKEN = 4  # of ordinary prompts; those that fit into the context are not looked at twice
+Keep = Literal["beginning", "end", "all"]  # of a text that is too long, where the settings allow to cut it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,17 @@ class TextBound:
         """At least twice the context: pieces are counted by themselves, so a count may be somewhat too high."""
         return max(2 * self.context, self.least)
 
-    def apply(self, text: str, count: Callable[[str], int], *, whole: bool = False) -> str:
-        """What is to be encoded of the text: all of it, or its beginning where it may be cut (`whole`: it may not)."""
+    def apply(self, text: str, count: Callable[[str], int], keep: Keep = "beginning") -> str:
+        """What is to be encoded of the text: all of it, or what to `keep` where it may be cut."""
         most = BYTES_PER_TOKEN * self.tokens
         if len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most):
             return text  # it surely fits
         counted = 0
         for end in range(PIECE, len(text) + PIECE, PIECE):
-            counted += count(text[end - PIECE : end])
+            counted += count(text[-end : len(text) - end + PIECE] if keep == "end" else text[end - PIECE : end])
             if counted > self.tokens:
-                if self.cut and not whole:
-                    return text[:end]
+                if self.cut and keep != "all":
+                    return text[-end:] if keep == "end" else text[:end]
                 raise self.too_long(f"more than {self.tokens}")
         return text
 
@@ -130,24 +131,24 @@ class Tokenizer:
 
     # ---- text to ids
 
-    def encode(self, text: str, add_special_tokens: bool = True, *, whole: bool = False) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, keep: Keep = "beginning") -> list[int]:
         """The ids of a text. Special tokens written in it are recognised; `add_special_tokens` adds those around it.
-        `whole`: one that is over the bound is never cut."""
-        return next(self.encode_each([text], add_special_tokens, whole=whole))
+        `keep`: what is left of one that is over the bound, where it may be cut."""
+        return next(self.encode_each([text], add_special_tokens, keep=keep))
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Many texts at once, on as many threads as the machine has."""
         return list(self.encode_each(texts, add_special_tokens))
 
     def encode_each(
-        self, texts: Sequence[str], add_special_tokens: bool = True, *, whole: bool = False
+        self, texts: Sequence[str], add_special_tokens: bool = True, *, keep: Keep = "beginning"
     ) -> Iterator[list[int]]:
         """The same, a group of texts at a time: encodings are much larger than the ids that are taken from them."""
         group: list[str] = []
         size = 0
         for text in texts:
             if self.bound is not None:
-                text = self.bound.apply(text, lambda piece: len(self._encode([piece], False)[0]), whole=whole)
+                text = self.bound.apply(text, lambda piece: len(self._encode([piece], False)[0]), keep)
             if group and size + len(text) > GROUP:
                 yield from self._encode(group, add_special_tokens)
                 group, size = [], 0

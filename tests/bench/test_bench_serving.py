@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,18 @@ def test_what_is_printed_is_what_sglangs_tool_prints(
         assert all(f"{word} {spread} (ms):" in shown for word in ("Mean", "Median", "P99"))
 
 
+def test_the_accepted_length_is_that_of_a_server_that_drafts(
+    server: BenchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server, tmp_path)["accept_length"] is None and "Accept length" not in capsys.readouterr().out
+    server.engine.state["avg_spec_accept_length"] = 2.5
+    try:
+        assert run(server, tmp_path)["accept_length"] == 2.5
+    finally:
+        del server.engine.state["avg_spec_accept_length"]
+    assert re.search(r"Accept length: +2\.50\n", capsys.readouterr().out)
+
+
 def test_a_limit_holds_however_many_processes_ask(server: BenchServer, tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     words = ["bench", "serving", "--base-url", server.url, *SMALL, "--num-prompts", "10", "--output-file", str(file)]
@@ -91,7 +104,7 @@ def test_turns_stand_behind_the_whole_conversation(server: BenchServer, tmp_path
 
 def test_the_cache_is_flushed_when_asked(server: BenchServer, tmp_path: Path) -> None:
     run(server, tmp_path, "--flush-cache")
-    assert [type(command).__name__ for command in server.engine.commands] == ["FlushCache"]
+    assert [type(command).__name__ for command in server.engine.commands] == ["FlushCache", "GetState"]
 
 
 def test_extra_fields_reach_every_request(server: BenchServer, tmp_path: Path) -> None:

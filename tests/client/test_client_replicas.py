@@ -14,7 +14,7 @@ import pytest
 from bough.client.handle import EngineClient
 from bough.client.inputs import InputReader, Inputs
 from bough.client.replicas import Replicas, merge_replies
-from bough.core.control import RecordExperts
+from bough.core.control import RecordExperts, SwapWeights
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishLength
 from bough.messages.outputs import Delta, Deltas, ReplicaLost, Reply, Started
@@ -188,6 +188,30 @@ def test_a_command_goes_to_all_and_is_done_when_all_have_done_it() -> None:
         assert reply.message == "Replica 0: 2 requests run. Of the 2 replicas, 1 did it."
         bench.client.abort("r")
         assert all(port.sent[-1] == Abort(name="r") for port in bench.ports)
+
+    played(part)
+
+
+@pytest.mark.parametrize("how", ["flush", "weights", "refused"])
+def test_a_prefix_whose_cache_was_flushed_draws_no_requests(how: str) -> None:
+    """Both replicas were sent the book; one has less to do, and gets what follows once nobody holds it."""
+
+    async def part(bench: Bench) -> None:
+        book = [7] * 4000
+        home = await bench.place(book)
+        message = bench.ports[home].requests[0]
+        bench.start(message.handle, [1])
+        assert await bench.place([*book, 1]) == home
+        if how == "weights":
+            change = bench.client.update_weights(SwapWeights("m", "auto"))
+        else:
+            change = bench.client.call(FlushCache)
+        task = asyncio.create_task(change)
+        await asyncio.sleep(0)
+        for port in bench.ports:
+            bench.client.receive(Reply(port.sent[-1].call, how != "refused", "done"))
+        await task
+        assert (await bench.place([*book, 2]) == home) == (how == "refused")
 
     played(part)
 

@@ -143,13 +143,16 @@ def test_empty_parameters_ask_for_nothing() -> None:
     assert SamplingParams.parse(SamplingParams()) == SamplingParams()
 
 
-@pytest.mark.parametrize(
-    ("field", "empty"), [("regex", ""), ("ebnf", ""), ("json_schema", ""), ("structural_tag", ""), ("choices", [])]
-)
-def test_an_empty_grammar_is_not_ignored(field: str, empty: Any) -> None:
-    with pytest.raises(RequestError, match=f"{field} is empty") as refused:
-        SamplingParams.parse({field: empty})
-    assert refused.value.field == field
+@pytest.mark.parametrize("field", ["regex", "ebnf", "json_schema", "structural_tag"])
+def test_an_empty_text_of_a_grammar_is_none_as_in_sglang(field: str) -> None:
+    assert SamplingParams.parse({field: "", "choices": ["a"]}) == SamplingParams(choices=("a",))
+
+
+@pytest.mark.parametrize("empty", [[], ""])
+def test_empty_choices_are_not_ignored(empty: Any) -> None:
+    with pytest.raises(RequestError, match="choices is empty") as refused:
+        SamplingParams.parse({"choices": empty})
+    assert refused.value.field == "choices"
 
 
 @pytest.mark.parametrize("wrong", [3, [1], list[int]])

@@ -16,7 +16,7 @@ class ByteTokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         return list(self.encode_each(texts))
 
-    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+    def encode_each(self, texts: Sequence[str], **how: str) -> Iterator[list[int]]:
         return (list(text.encode()) for text in texts)
 
     def pieces(self, skip_special_tokens: bool) -> TokenPieces | None:

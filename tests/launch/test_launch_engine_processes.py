@@ -67,3 +67,24 @@ def test_attention_groups_of_a_pipeline() -> None:
     flags = {"tp_size": 2, "dp_size": 2, "pp_size": 2, "enable_dp_attention": True}
     with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="and leave out --pp-size"):
         EngineProcesses(Settings.from_flat(flags), cleanup)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"enable_dp_attention": True, "tp_size": 2}, "--enable-dp-attention has no effect"),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_steps": 3}, "--speculative-num-steps has no effect"),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}, ""),
+        ({"enable_dp_attention": True, "tp_size": 2, "dp_size": 2}, ""),
+    ],
+)
+def test_what_has_no_effect_is_said(
+    flags: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def looked_for(settings: Any) -> None:
+        raise SettingsError("far enough")
+
+    monkeypatch.setattr(engine_processes, "find_files", looked_for)
+    with contextlib.ExitStack() as cleanup, pytest.raises(SettingsError, match="far enough"):
+        EngineProcesses(Settings.from_flat(flags), cleanup)
+    assert [each.message[: len(told)] for each in caplog.records] == ([told] if told else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -204,16 +205,34 @@ def test_a_native_request_may_be_less_strict() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/v1/chat/completions", {**CHAT, "regex": ""}, "regex"),
         ("/v1/chat/completions", {**CHAT, "guided_choice": []}, "guided_choice"),
         ("/v1/completions", {"prompt": "a", "guided_json": ""}, "guided_json"),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": ""}}}, "text.format"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "response_format": {"type": "structural_tag", "structural_tag": ""}},
+            "response_format",
+        ),
     ],
 )
 def test_an_empty_grammar_is_not_ignored(path: str, body: dict[str, Any], field: str) -> None:
     async def use(desk: Desk) -> None:
         error = (await desk.post(path, 400, **body))["error"]
-        assert error["message"].startswith(f"{field} is empty") and error["param"] == field
+        assert re.match(rf"{field} (is empty|of type \w+ needs a )", error["message"]) and error["param"] == field
+
+    at_desk(all_endpoints, use)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_sglangs_own_fields_ask_for_nothing_where_they_are_empty(path: str) -> None:
+    prompt = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}[path]
+
+    async def use(desk: Desk) -> None:
+        await desk.post(path, **prompt, json_schema="", regex="", ebnf="", structural_tag="")
+        assert not desk.asked.sampling.constrained
+        await desk.post(path, **prompt, json_schema="", regex="a+")
+        assert desk.asked.sampling.regex == "a+" and desk.asked.sampling.json_schema is None
 
     at_desk(all_endpoints, use)
 

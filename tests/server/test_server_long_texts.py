@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bough.client.inputs import InputReader
@@ -32,12 +33,12 @@ COUNTS = [("/tokenize", {"prompt": LONG}), ("/v1/tokenize", TURNS), ("/v1/messag
 FIELDS = {"/generate": "text", "/v1/chat/completions": "messages", "/tokenize": "prompt", "/v1/tokenize": "messages"}
 
 
-def ask(path: str, body: dict[str, Any], *, cut: bool) -> Any:
+def ask(path: str, body: dict[str, Any], *, cut: bool, **settings: Any) -> Any:
     async def go() -> Any:
         engine = NativeEngine(lambda message: [*b"hello", IM_END])
         engine.tokenizer = engine.tokenizer.bounded(TextBound(512, cut=cut, least=1024))
         engine.reader = InputReader(engine.tokenizer, {}, random_seed=7)
-        async with open_server(engine) as http:
+        async with open_server(engine, **settings) as http:
             return await http.post(path, json=body), engine.requests
 
     return asyncio.run(go())
@@ -57,6 +58,28 @@ def test_the_engine_gets_their_beginning_where_it_may_cut_them(path: str, body: 
     answer, requests = ask(path, body, cut=True)
     assert answer.status_code == 200
     assert 1024 < len(requests[-1].input_ids) // 4 <= PIECE
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a" + LONG + "yz"}),
+        ("/v1/completions", {"prompt": ["b", "a" + LONG + "yz"]}),
+        ("/v1/chat/completions", {"input_ids": [1] * (1 << 19) + [*b"yz"]}),
+    ],
+)
+def test_the_end_stays_where_the_last_tokens_are_asked_for(path: str, body: dict[str, Any]) -> None:
+    answer, requests = ask(path, {**body, "truncate_prompt_tokens": 3}, cut=True, allow_auto_truncate=True)
+    assert answer.status_code == 200
+    assert np.frombuffer(requests[-1].input_ids, np.int32)[1:].tolist() == [*b"yz"]
+
+
+def test_the_end_of_a_long_conversation_stays() -> None:
+    turns = [{"role": "user", "content": LONG + "yz"}]
+    _, (short,) = ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "yz"}]}, cut=True)
+    body = {"messages": turns, "truncate_prompt_tokens": 15}
+    _, (long,) = ask("/v1/chat/completions", body, cut=True)
+    assert len(long.input_ids) == 60 and long.input_ids == short.input_ids[-60:]
 
 
 def test_ids_without_end_are_cut_before_they_are_looked_at() -> None:

@@ -479,6 +479,7 @@ def test_information() -> None:
                 announced = {"startup_time": {"load_weight": 1.5}, "memory_usage": MEMORY}
                 (state,) = reply.json()["internal_states"]
                 assert state | announced == state and reply.json() | announced == reply.json()
+                assert (state["dp_size"], state["effective_max_running_requests_per_dp"]) == (1, 10)
             load = (await http.get("/v1/loads")).json()["loads"][0]
             assert (load["num_running_reqs"], load["token_usage"], load["cache_hit_rate"]) == (2, 0.5, 0.25)
             assert load["prefill_tokens_per_s"] is None  # nothing was computed yet

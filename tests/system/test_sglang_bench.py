@@ -30,6 +30,8 @@ CHATS = (  # two questions each; a question begins with the text that its group 
     *("--gsp-num-turns", "2", "--gsp-send-routing-key"),
 )
 
+ONE_GROUP = (*CHATS[:2], *("--gsp-num-groups", "1"), *CHATS[6:12])
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -100,6 +102,13 @@ def test_every_request_of_the_benchmark_is_answered(
     if "--tokenize-prompt" in flags:
         assert seen["total_input_tokens"] == PROMPTS * INPUT
         assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == asked * INPUT
+
+
+def test_a_batch_is_measured_at_a_running_server(server: Server, tokenizer: Path) -> None:
+    """`bench_one_batch_server` asks the server for its limits, and refuses one that does not say them."""
+    seen = what_it_saw("sglang_one_batch", server.url, str(tokenizer), "--batch-size", "2", "--skip-warmup", *ONE_GROUP)
+    assert (seen["batch_size"], seen["output_len"]) == (2, OUTPUT)
+    assert seen["latency"] > seen["last_ttft"] > 0 and seen["output_throughput"] > 0
 
 
 def test_the_benchmark_records_a_profile(server: Server, tokenizer: Path, tmp_path: Path) -> None:

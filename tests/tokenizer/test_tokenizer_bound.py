@@ -38,7 +38,7 @@ def test_a_text_that_may_be_cut_keeps_a_beginning_with_more_tokens_than_the_cont
     ids = bounded.encode(LONG)
     assert ids == PLAIN.encode(LONG[:PIECE]) and len(ids) > 1000
     with pytest.raises(RequestError):
-        bounded.encode(LONG, whole=True)
+        bounded.encode(LONG, keep="all")
     assert len(PLAIN.encode(LONG)) == len(LONG)
 
 

@@ -52,7 +52,7 @@ async def count_tokens(context: ServerContext, request: Request, body: requests.
         tools=plan.tools.shown,
         variables=requests.template_variables(body),
         continue_final_message=continues(turns),
-        whole=True,  # a count is one of all tokens
+        keep="all",  # a count is one of all tokens
     )
     if not prompt.media:
         return json_response(TokensCount(len(prompt.ids)))

@@ -7,15 +7,14 @@ tracing (`metadata`, `cache_control`, `service_tier`, ...) are accepted and chan
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from bough.core.errors import RequestError
 from bough.core.sampling_params import INT32_MAX, require_utf8
 from bough.core.settings import Settings
-from bough.server import messages, parsing
-from bough.server.bodies import UNSUPPORTED, above, between, check_ranges, check_stops, given_fields, refuse_unsupported
+from bough.server import bodies, messages, parsing
 from bough.server.parsing import NO_TOOLS, Tool, ToolUse, any_of, one_of, read_function, unknown_thinking
 from bough.server.streaming import Resume, read_resumption
 
@@ -28,7 +27,13 @@ Messages = Annotated[
 ]
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
+if TYPE_CHECKING:
+    OtherMessageFields = msgspec.Struct
+else:
+    OtherMessageFields = bodies.fields_without_effect("OtherMessageFields")
+
+
+class CountTokensRequest(OtherMessageFields, kw_only=True):
     """POST /v1/messages/count_tokens: what makes the prompt."""
 
     messages: Messages
@@ -37,30 +42,19 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    mcp_servers: Annotated[list[dict[str, Any]] | None, UNSUPPORTED] = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
-    context_management: Annotated[dict[str, Any] | None, UNSUPPORTED] = None
-    cache_control: dict[str, Any] | None = None
-    speed: str | None = None
-    user_profile_id: str | None = None
-    workspace_id: str | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, between(0, INT32_MAX)]
-    temperature: Annotated[float | None, between(0, 1)] = None
-    top_p: Annotated[float | None, above(0, 1)] = None
-    top_k: Annotated[int | None, between(0, INT32_MAX)] = None
+    max_tokens: Annotated[int, bodies.between(0, INT32_MAX)]
+    temperature: Annotated[float | None, bodies.between(0, 1)] = None
+    top_p: Annotated[float | None, bodies.above(0, 1)] = None
+    top_k: Annotated[int | None, bodies.between(0, INT32_MAX)] = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    inference_geo: str | None = None
-    container: Annotated[str | dict[str, Any] | None, UNSUPPORTED] = None
-    diagnostics: dict[str, Any] | None = None
     return_timings: bool | None = None
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
@@ -163,8 +157,8 @@ NAMES = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "input_ids": 
 
 
 def check_request(request: CountTokensRequest) -> None:
-    check_ranges(request)
-    refuse_unsupported(request)
+    bodies.check_ranges(request)
+    bodies.refuse_unsupported(request)
     output_schema(request)
 
 
@@ -184,17 +178,17 @@ def output_schema(request: CountTokensRequest) -> tuple[Any, str]:
         text = f"{' and '.join(given)} each say what the answer must match; give one."
         raise RequestError(text, field="output_format")
     ((field, form),) = given.items()
-    if not isinstance(form, Mapping) or form.get("type") != "json_schema" or form.get("schema") is None:
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema" or form.get("schema") in (None, ""):
         raise RequestError(f'{field} must have the type "json_schema" and a schema.', field=field)
     return form["schema"], field
 
 
 def read_request(request: MessagesRequest, rid: str) -> dict[str, Any]:
-    check_stops(request.stop_sequences, "stop_sequences")
+    bodies.check_stops(request.stop_sequences, "stop_sequences")
     schema, _ = output_schema(request)
     return {
         "rid": rid,
-        **given_fields(request, ("bootstrap_host", "bootstrap_port", "bootstrap_room")),
+        **bodies.given_fields(request, ("bootstrap_host", "bootstrap_port", "bootstrap_room")),
         "sampling_params": {
             "max_new_tokens": request.max_tokens,
             "temperature": request.temperature,

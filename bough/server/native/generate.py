@@ -196,13 +196,13 @@ async def _tokenize(body: schemas.TokenizeBody, tokenizer: Tokenizer) -> list[li
     if len(texts) > MAX_REQUESTS_PER_CALL:
         raise RequestError(f"prompt has {len(texts)} texts; at most {MAX_REQUESTS_PER_CALL} are taken.", field="prompt")
     special = body.add_special_tokens is not False
-    return await offload(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, whole=True)))
+    return await offload(sum(map(len, texts)), lambda: list(tokenizer.encode_each(texts, special, keep="all")))
 
 
 async def _tokenize_messages(body: schemas.TokenizeBody, context: ServerContext) -> list[list[int]]:
     """The prompt that /v1/chat/completions makes of the same messages."""
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    options: dict[str, Any] = {"variables": effort | (body.chat_template_kwargs or {}), "whole": True}
+    options: dict[str, Any] = {"variables": effort | (body.chat_template_kwargs or {}), "keep": "all"}
     options |= given_fields(body, ("add_generation_prompt", "continue_final_message"))
     messages = await offload(0, lambda: read_messages(body.messages))
     tools = choose_tools(read_functions(body.tools), body.tool_choice).shown

@@ -218,8 +218,9 @@ async def weight_version(context: ServerContext, request: Request) -> Response:
 async def server_info(context: ServerContext, request: Request) -> Response:
     states, limits = await context.states(), _replica_limits(context)
 
-    def measured(of: dict[str, Any]) -> dict[str, Any]:
-        return {name: of[name] for name in ("startup_time", "memory_usage") if name in of}
+    def announced(of: dict[str, Any]) -> dict[str, Any]:
+        told = {name: of[name] for name in ("startup_time", "memory_usage") if name in of}
+        return told | {"dp_size": len(states), "effective_max_running_requests_per_dp": of.get("max_running_requests")}
 
     return json_response(
         {
@@ -228,7 +229,7 @@ async def server_info(context: ServerContext, request: Request) -> Response:
             **describe_model(context, states),
             "version": __version__,
             "started": context.model.created,
-            "internal_states": [{**state, **measured(limits[state.get("dp_rank", 0)])} for state in states],
+            "internal_states": [{**state, **announced(limits[state.get("dp_rank", 0)])} for state in states],
             "dead_replicas": context.client.dead_replicas,
         }
     )

@@ -17,8 +17,9 @@ from bough.server.parsing import unknown_thinking
 
 if TYPE_CHECKING:
     IdleOptions = msgspec.Struct
+    OtherAnswerFields = msgspec.Struct
 else:
-    IdleOptions = bodies.fields_without_effect("IdleOptions")
+    IdleOptions, OtherAnswerFields = map(bodies.fields_without_effect, ("IdleOptions", "OtherAnswerFields"))
 
 
 class Options(IdleOptions, kw_only=True):
@@ -37,10 +38,9 @@ class Options(IdleOptions, kw_only=True):
     frequency_penalty: Annotated[float | None, bodies.between(-2, 2)] = None
     typical_p: Annotated[float | None, bodies.unsupported(1.0)] = None
     tfs_z: Annotated[float | None, bodies.unsupported(1.0)] = None
-    mirostat: Annotated[int | None, bodies.UNSUPPORTED] = None
 
 
-class AnswerFields(msgspec.Struct, kw_only=True):
+class AnswerFields(OtherAnswerFields, kw_only=True):
     """What chats and completions share."""
 
     model: str | None = None
@@ -48,12 +48,7 @@ class AnswerFields(msgspec.Struct, kw_only=True):
     options: Options | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
-    logprobs: Annotated[bool | None, bodies.UNSUPPORTED] = None
-    top_logprobs: Annotated[int | None, bodies.UNSUPPORTED] = None
-    keep_alive: str | float | None = None
     return_timings: bool | None = None
-    # A field of the other protocols, whose streams can be resumed.
-    resume: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
 
 
 class GenerateRequest(AnswerFields, kw_only=True):
@@ -63,9 +58,7 @@ class GenerateRequest(AnswerFields, kw_only=True):
     system: str | None = None
     raw: bool | None = None  # the prompt as it is, without the model's template
     template: str | None = None
-    suffix: Annotated[str | None, bodies.UNSUPPORTED] = None
     images: list[str] | None = None  # in base64
-    context: Annotated[list[int] | None, bodies.UNSUPPORTED] = None
 
 
 class ChatRequest(AnswerFields, kw_only=True):

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -73,7 +73,13 @@ class SamplingFields(GrammarFields, kw_only=True):
     custom_params: dict[str, Any] | None = None
 
 
-class EngineFields(SamplingFields, kw_only=True):
+if TYPE_CHECKING:
+    OtherOpenAIFields = SamplingFields
+else:
+    OtherOpenAIFields = bodies.fields_without_effect("OtherOpenAIFields", SamplingFields)
+
+
+class EngineFields(OtherOpenAIFields, kw_only=True):
     """What all three APIs have around the prompt, and what SGLang adds: the request's id, its place in queue and cache,
     and what its answer shows besides."""
 
@@ -101,23 +107,11 @@ class EngineFields(SamplingFields, kw_only=True):
     return_hidden_states: bool | None = None
     return_cached_tokens_details: bool | None = None
     return_routed_experts: bool | None = None
-    # Features that this engine does not have: refused where they ask for something.
-    return_sampling_mask: Annotated[bool | None, bodies.UNSUPPORTED] = None
-    use_beam_search: Annotated[bool | None, bodies.UNSUPPORTED] = None
+    # Features that this engine does not have: refused where they ask for something (more in `OtherOpenAIFields`).
     length_penalty: Annotated[float | None, bodies.unsupported(1.0, None)] = None
-    early_stopping: Annotated[bool | None, bodies.UNSUPPORTED] = None
-    logits_processors: Annotated[list[Any] | None, bodies.UNSUPPORTED] = None
-    prompt_embeds: Annotated[Any, bodies.UNSUPPORTED] = None
-    return_tokens_as_token_ids: Annotated[bool | None, bodies.UNSUPPORTED] = None
-    logprob_token_ids: Annotated[list[int] | None, bodies.UNSUPPORTED] = None
-    chat_template: Annotated[str | None, bodies.UNSUPPORTED] = None
-    documents: Annotated[list[Any] | None, bodies.UNSUPPORTED] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
-    kv_transfer_params: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
     include_reasoning: Annotated[bool | None, bodies.unsupported(True, None)] = None
     thinking_token_budget: Annotated[int | None, bodies.unsupported(None)] = None
     add_special_tokens: Annotated[bool | None, bodies.unsupported(True, None)] = None
-    custom_labels: Annotated[dict[str, str] | None, bodies.UNSUPPORTED] = None
     disagg_prefill_dp_rank: Annotated[int | None, bodies.unsupported(None)] = None
 
 
@@ -131,7 +125,6 @@ class CompletionRequest(EngineFields, kw_only=True):
     best_of: Count = None
     echo: bool | None = None
     logprobs: TopLogprobs = None
-    suffix: Annotated[str | None, bodies.UNSUPPORTED] = None
 
 
 class ConversationFields(EngineFields, kw_only=True):
@@ -144,12 +137,6 @@ class ConversationFields(EngineFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    moderation: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
     store: bool | None = None
 
 
@@ -168,28 +155,23 @@ class ChatRequest(ConversationFields, kw_only=True):
     reasoning_effort: str | None = None  # a variable of the template
     separate_reasoning: bool | None = None  # without a reasoning parser there is nothing to separate
     stream_reasoning: bool | None = None
-    functions: Annotated[list[dict[str, Any]] | None, bodies.UNSUPPORTED] = None
     function_call: Annotated[str | dict[str, Any] | None, bodies.unsupported("auto", "none")] = None
-    audio: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
     modalities: Annotated[list[str] | None, bodies.unsupported(["text"])] = None
     web_search_options: Annotated[dict[str, Any] | None, bodies.unsupported(None)] = None
-    prediction: dict[str, Any] | None = None
-    verbosity: str | None = None
 
 
-class ResponsesRequest(ConversationFields, kw_only=True):
+if TYPE_CHECKING:
+    OtherResponseFields = ConversationFields
+else:
+    OtherResponseFields = bodies.fields_without_effect("OtherResponseFields", ConversationFields)
+
+
+class ResponsesRequest(OtherResponseFields, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
-    # Fields of the other two APIs, which this one cannot serve.
-    input_ids: Annotated[list[int] | None, bodies.UNSUPPORTED] = None
     n: Annotated[int | None, bodies.unsupported(1, None)] = None
     prompt_logprobs: Annotated[int | None, bodies.unsupported(None)] = None  # 0 asks for those of the prompt itself
-    resume: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
-    session_params: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None
-    return_hidden_states: Annotated[bool | None, bodies.UNSUPPORTED] = None
-    return_cached_tokens_details: Annotated[bool | None, bodies.UNSUPPORTED] = None
-    return_routed_experts: Annotated[bool | None, bodies.UNSUPPORTED] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
@@ -199,11 +181,6 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     reasoning: dict[str, Any] | None = None
     truncation: Annotated[str | None, bodies.unsupported("disabled")] = None
     max_tool_calls: int | None = None
-    prompt: Annotated[dict[str, Any] | None, bodies.UNSUPPORTED] = None  # a stored template of prompts
-    conversation: Annotated[str | dict[str, Any] | None, bodies.UNSUPPORTED] = None
-    context_management: Annotated[list[dict[str, Any]] | None, bodies.UNSUPPORTED] = None
-    access_programs: dict[str, Any] | None = None
-    image: dict[str, Any] | None = None
 
 
 def check_request(request: EngineFields) -> None:

@@ -187,7 +187,7 @@ def test_timings_on_request() -> None:
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format"),
         ({"output_format": {"type": "json_schema"}}, "output_format"),
-        ({"output_format": {"type": "json_schema", "schema": ""}}, "output_format is empty"),
+        ({"output_format": {"type": "json_schema", "schema": ""}}, "output_format must have the type"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], named: str) -> None:

@@ -368,6 +368,20 @@ def test_fields_that_would_change_the_output_and_are_not_built_are_refused(field
     at_desk(use)
 
 
+def test_sglangs_fields_of_chats_are_taken_where_they_ask_for_nothing() -> None:
+    asked = {"images_config": {"a": 1}, "video_config": {"fps": 1}, "use_audio_in_video": True}
+
+    async def use(desk: Desk) -> None:
+        nothing = {**dict.fromkeys(asked), "return_spec_tokens_details": False, "suffix": "", "user": "a"}
+        answer = await desk.post("/v1/chat/completions", **ASK, **nothing, max_dynamic_patch=None, service_tier="auto")
+        assert "warnings" not in answer
+        for field, value in asked.items():
+            error = (await desk.post("/v1/chat/completions", 400, **ASK, **{field: value}))["error"]
+            assert error["param"] == field
+
+    at_desk(use, strict_fields=True)
+
+
 def test_vllms_rules_about_tokens_and_stops() -> None:
     async def use(desk: Desk) -> None:
         await desk.post("/v1/completions", prompt="abcd", truncate_prompt_tokens=2, include_stop_str_in_output=True)

@@ -29,6 +29,7 @@ from bough.layers.weights import WeightSlot
 from bough.loader.load import check_weights
 from bough.loader.locate import ModelFiles
 from bough.loader.source import DummySource, NamedSource, TensorSource, WeightSource
+from bough.loader.vectors import BARE_NAMES
 from bough.models.names import Stored, find_tensors, module_names
 from bough.models.registry import FALLBACK, find_family
 
@@ -165,8 +166,12 @@ class LiveWeights:
             raise RequestError("This model's GGUF has other numbers than safetensors; start the engine from those.")
         config, family = self._loaded.config, find_family(self._loaded.config.architecture)
         known = {} if family is FALLBACK else module_names(family.names(config), config.moe)  # as trainers have them
+        if config.vectors is not None and config.causal:
+            known = {**BARE_NAMES, **known}
         found = find_tensors(known, names, keep_others=True)
-        if unknown := found.keys() - self._shapes.keys() - ({HEAD} if self._loaded.config.tied_embeddings else set()):
+        # Not computed: a tied head of its own, and the pooler that encoders without a classifier have.
+        unused = {name for name, at in found.items() if not config.causal and "pooler" in at.name.split(".")}
+        if unknown := found.keys() - self._shapes.keys() - unused - ({HEAD} if config.tied_embeddings else set()):
             raise RequestError(f"The model has no tensor {sorted(unknown)[0]!r}; use the names of its checkpoint.")
         return {name: at for name, at in found.items() if name in self._shapes}
 

@@ -16,6 +16,7 @@ from torch.nn.attention import varlen
 
 from bough.attention.registry import BackendNames
 from bough.attention.torch_backend import TorchAttention
+from bough.core.control import TakeTensors
 from bough.core.plan import Limits
 from bough.core.pooling import Pooling, PoolingMode
 from bough.core.settings import Settings
@@ -99,6 +100,11 @@ class LocalVectors:
             self._scheduler.turn()
             assert not self._scheduler._batch.audit().problems
         return np.stack([np.frombuffer(self.out.vectors[handle], dtype=np.float32) for handle in handles])
+
+    def take(self, path: Path) -> None:
+        """The tensors of a file, in the place of those that the model has."""
+        self._executor.control(TakeTensors((str(path),))).wait()
+        self._scheduler._cache.flush()
 
     def cached(self, handle: int) -> int:
         return int(self.out.started[handle].cached_tokens)
@@ -221,6 +227,27 @@ def test_decoders_pool_with_the_attention_of_gpus(tmp_path: Path, monkeypatch: p
         assert np.abs(ours(some) - expected).max() < TOLERANCE
     assert ours.cached(2 * len(some) - 1) >= 32
     ours.close()
+
+
+UPDATED = [ENCODERS["bert"], ENCODERS["modernbert"], DECODERS["qwen3"], CLASSIFIERS["llama"], CLASSIFIERS["bert"]]
+
+
+@pytest.mark.parametrize("built", UPDATED, ids=lambda built: type(built()).__name__)
+def test_weights_are_updated_by_the_names_of_transformers_modules(built: Make, tmp_path: Path) -> None:
+    model, some = built(), texts()[2:5]
+    ours = LocalVectors(saved(model, tmp_path))
+    before = ours(some)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(torch.rand_like(parameter) + 0.5)
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, tmp_path / "new.safetensors")
+    ours.take(tmp_path / "new.safetensors")
+    model.save_pretrained(tmp_path / "again")
+    again = LocalVectors(tmp_path / "again")
+    expected = again(some)
+    assert np.abs(ours(some) - expected).max() < 1e-6 < np.abs(before - expected).max()
+    ours.close()
+    again.close()
 
 
 @pytest.mark.gpu

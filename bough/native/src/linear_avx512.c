@@ -128,9 +128,6 @@ static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
 
 ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                                    const float *x, int64_t stride, __m512 sums[8]) {
-    __m512 odd[8]; /* a second chain of sums, because one token's alone would wait for itself */
-    for (int t = 0; t < at_once; t++)
-        odd[t] = _mm512_setzero_ps();
     int64_t i = 0;
     for (; i + 2 <= k; i += 2) {
         __m512 pair[2];
@@ -138,7 +135,7 @@ ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile,
         fetch_pair(format, next, i);
         for (int t = 0; t < at_once; t++) {
             sums[t] = _mm512_fmadd_ps(pair[0], _mm512_set1_ps(x[t * stride + i]), sums[t]);
-            odd[t] = _mm512_fmadd_ps(pair[1], _mm512_set1_ps(x[t * stride + i + 1]), odd[t]);
+            sums[t] = _mm512_fmadd_ps(pair[1], _mm512_set1_ps(x[t * stride + i + 1]), sums[t]);
         }
     }
     if (i < k) { /* of float32: groups have an even number of inputs */
@@ -146,8 +143,6 @@ ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile,
         for (int t = 0; t < at_once; t++)
             sums[t] = _mm512_fmadd_ps(last, _mm512_set1_ps(x[t * stride + i]), sums[t]);
     }
-    for (int t = 0; t < at_once; t++)
-        sums[t] = _mm512_add_ps(sums[t], odd[t]);
 }
 
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
@@ -166,6 +161,20 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
         _mm512_mask_storeu_ps(y, rows, _mm512_add_ps(sums[t], bias));
     }
 }
+
+#define MANY_TOKENS 14
+#define MANY_TILES 2
+#define LANES 16
+typedef __m512 lanes;
+ALWAYS_INLINE lanes load_lanes(const float *at) { return _mm512_loadu_ps(at); }
+ALWAYS_INLINE void store_lanes(float *at, lanes v) { _mm512_storeu_ps(at, v); }
+ALWAYS_INLINE lanes multiply_add(lanes a, lanes b, lanes sum) { return _mm512_fmadd_ps(a, b, sum); }
+ALWAYS_INLINE lanes spread(float x) {
+    lanes v = _mm512_set1_ps(x);
+    __asm__("" : "+v"(v)); /* stays in a register; or else it is loaded anew for every product */
+    return v;
+}
+#include "linear_many.h"
 
 DEFINE_KERNELS(avx512)
 #else

@@ -185,6 +185,16 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
         store_rows(out, first + t, results[t]);
 }
 
+#define MANY_TOKENS 6
+#define MANY_TILES 1
+#define LANES 4
+typedef float32x4_t lanes;
+ALWAYS_INLINE lanes load_lanes(const float *at) { return vld1q_f32(at); }
+ALWAYS_INLINE void store_lanes(float *at, lanes v) { vst1q_f32(at, v); }
+ALWAYS_INLINE lanes multiply_add(lanes a, lanes b, lanes sum) { return vfmaq_f32(sum, a, b); }
+ALWAYS_INLINE lanes spread(float x) { return vdupq_n_f32(x); }
+#include "linear_many.h"
+
 DEFINE_KERNELS(neon)
 #else
 const linear_kernels *linear_neon(void) { return NULL; }

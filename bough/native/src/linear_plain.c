@@ -79,4 +79,14 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
     }
 }
 
+#define MANY_TOKENS 2
+#define MANY_TILES 1
+#define LANES 1
+typedef float lanes;
+ALWAYS_INLINE lanes load_lanes(const float *at) { return *at; }
+ALWAYS_INLINE void store_lanes(float *at, lanes v) { *at = v; }
+ALWAYS_INLINE lanes multiply_add(lanes a, lanes b, lanes sum) { return sum + a * b; }
+ALWAYS_INLINE lanes spread(float x) { return x; }
+#include "linear_many.h"
+
 DEFINE_KERNELS(plain)

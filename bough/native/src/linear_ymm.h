@@ -198,3 +198,13 @@ ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const 
     for (int64_t token = first; token < first + at_once; token += AT_ONCE, next = NULL)
         multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, next, k, tokens, stride, token, out);
 }
+
+#define MANY_TOKENS 6
+#define MANY_TILES 1
+#define LANES 8
+typedef __m256 lanes;
+ALWAYS_INLINE lanes load_lanes(const float *at) { return _mm256_loadu_ps(at); }
+ALWAYS_INLINE void store_lanes(float *at, lanes v) { _mm256_storeu_ps(at, v); }
+ALWAYS_INLINE lanes multiply_add(lanes a, lanes b, lanes sum) { return _mm256_fmadd_ps(a, b, sum); }
+ALWAYS_INLINE lanes spread(float x) { return _mm256_set1_ps(x); }
+#include "linear_many.h"

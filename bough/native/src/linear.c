@@ -160,9 +160,9 @@ static void multiply_many(const linear_call *call, const linear_kernels *kernels
                 memcpy(copies + i * COPY_STRIDE, call->x + (token + i) * call->x_stride + input, (size_t)inputs * 4);
             for (int64_t tile = 0, taken; tile < tiles; tile += taken) {
                 tile_output out = output_of(call, run, run->first_tile + tile, token);
-                taken = kernels->many[1] != NULL && tile + 1 < tiles ? 2 : 1;
-                kernels->many[taken - 1]((narrow ? wide : weights) + tile * apart, apart, inputs, copies,
-                                         input + inputs == k ? out.bias : NULL, input == 0, out.y, out.stride);
+                taken = at_most(kernels->many_tiles, tiles - tile);
+                kernels->many((int)taken, (narrow ? wide : weights) + tile * apart, apart, inputs, copies,
+                              input + inputs == k ? out.bias : NULL, input == 0, out.y, out.stride);
             }
         }
     }

@@ -150,14 +150,17 @@ def test_what_is_no_number_shows_in_its_token_alone(variant: str, form: Format, 
 
 
 @pytest.mark.parametrize("form", list(KINDS), ids=lambda form: form.name)
-def test_a_token_has_the_same_product_in_any_company(variant: str, form: Format) -> None:
-    k = 256 if form is Format.Q8_HALF else 96
-    weight = make_weight(form, 35, k)
-    x = torch.randn(75, k, generator=torch.Generator().manual_seed(1))
-    together = product(variant, x, [weight])
+@pytest.mark.parametrize(("n", "k", "bias"), [(35, 256, False), (90, 800, True)])
+def test_a_token_has_the_same_product_in_any_company(variant: str, form: Format, n: int, k: int, bias: bool) -> None:
+    """Floats of many tokens are multiplied a block of 384 inputs after the other."""
+    k -= k % 256 if form is Format.Q8_HALF else 0
+    weight = make_weight(form, n, k)
+    generator = torch.Generator().manual_seed(1)
+    x, more = torch.randn(75, k, generator=generator), {"bias": torch.randn(n, generator=generator)} if bias else {}
+    together = product(variant, x, [weight], **more)
     for size in (1, 2, 3, 5, 16, 31, 33):
         pool = ThreadPool(native.linear_library(), 2)
-        apart = torch.cat([product(variant, part, [weight], pool=pool) for part in x.split(size)])
+        apart = torch.cat([product(variant, part, [weight], pool=pool, **more) for part in x.split(size)])
         assert torch.equal(apart, together), size
 
 

@@ -280,7 +280,7 @@ static void multiply(const sorted *s, int part, const linear_call *like, const l
     int experts = s->experts->experts;
     /* As many experts as may have tokens: how many have some can be looked at with a tile in hand only. */
     int64_t most = at_most(s->pairs, experts);
-    int64_t size = linear_run_size(parts, like->count, most, thread->threads);
+    int64_t size = linear_run_size(parts, like->count, s->pairs / most, most, thread->threads);
     int64_t runs = linear_count_runs(parts, like->count, size), items = runs * most;
     for (int64_t item = bough_shared_out_tile(thread, items), following; item < items; item = following) {
         following = bough_shared_out_tile(thread, items);

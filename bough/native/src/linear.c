@@ -11,7 +11,8 @@ enum {
     DEALT_BYTES = 48 << 10,   /* of weights that a thread takes at a time, where there are many */
     DEALS = 6,                /* how often each thread takes some, where there are few */
     WIDE_TILES = 2,
-    MANY = 32, /* tokens for which a tile of 16-bit floats is widened once, not for every few of them */
+    MANY = 32,        /* tokens, of floats, for which the weights of a block of inputs are kept in a core's own cache */
+    MANY_PANEL = 168, /* of them, a multiple of what each variant takes at once */
 };
 
 const linear_kernels *linear_narrow(void) {
@@ -50,11 +51,11 @@ const char *bough_linear_variant(int format, bool prompt) {
 /* The scratch begins with a slice for each thread; what follows is written with a tile in hand. */
 static int64_t slices_bytes(int threads) { return (int64_t)threads * ALONE_BYTES; }
 
-/* Behind them each thread has room for a tile of 16-bit floats as float32, if there are such tiles. */
+/* Behind them each thread has room for a run's block of 16-bit floats as float32, if there are such weights. */
 static int64_t widened_bytes(const bough_weight *parts, int count) {
     for (int part = 0; part < count; part++)
         if (is_narrow_float((int)parts[part].format))
-            return tile_bytes(BOUGH_FORMAT_F32, parts[part].k);
+            return RUN_TILES * tile_bytes(BOUGH_FORMAT_F32, at_most(parts[part].k, BLOCK_INPUTS));
     return 0;
 }
 
@@ -90,11 +91,12 @@ tile_run linear_find_run(const bough_weight *parts, int64_t size, int64_t index)
     }
 }
 
-int64_t linear_run_size(const bough_weight *parts, int count, int64_t times, int threads) {
+int64_t linear_run_size(const bough_weight *parts, int count, int64_t tokens, int64_t times, int threads) {
     int64_t tiles = linear_count_runs(parts, count, 1);
     int64_t bytes = tile_bytes((int)parts[0].format, parts[0].k);
     int64_t fair = at_least(tiles * times / (threads * DEALS), 1);
-    return at_most(fair, at_least(DEALT_BYTES / bytes, 1));
+    bool many = tokens >= MANY && takes_floats((int)parts[0].format);
+    return at_most(fair, many ? RUN_TILES : at_most(at_least(DEALT_BYTES / bytes, 1), RUN_TILES));
 }
 
 static tile_output output_of(const linear_call *call, const tile_run *run, int64_t tile, int64_t first_token) {
@@ -139,17 +141,30 @@ static const uint8_t *start_of(const bough_weight *parts, int64_t size, int64_t 
     return linear_run_start(linear_find_run(parts, size, index % runs));
 }
 
-/* Many tokens with tiles of 16-bit floats; their sums are the same to the last bit as those of few. */
-static void multiply_widened(const linear_call *call, const linear_kernels *kernels, const tile_run *run,
-                             int64_t first_token, int64_t count, bough_thread *thread) {
+/* Multiplies the first `count` tokens of a run, a multiple of those taken at once, with its first tiles, of floats. */
+static void multiply_many(const linear_call *call, const linear_kernels *kernels, const tile_run *run, int64_t tiles,
+                          int64_t first_token, int64_t count, bough_thread *thread) {
     const bough_weight *weight = run->weight;
-    int64_t own = slices_bytes(thread->threads) + thread->index * widened_bytes(weight, 1);
-    float *wide = (float *)((uint8_t *)call->scratch + own);
-    for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
-        tile_output out = output_of(call, run, tile, first_token);
-        kernels->widen((int)weight->format, tile_at(weight, tile), weight->k, wide);
-        kernels->product[BOUGH_FORMAT_F32]((const uint8_t *)wide, NULL, weight->k,
-                                           call->x + first_token * call->x_stride, call->x_stride, count, &out);
+    int64_t k = weight->k, own = slices_bytes(thread->threads) + thread->index * widened_bytes(weight, 1);
+    bool narrow = is_narrow_float((int)weight->format);
+    _Alignas(LINE) float copies[MAX_MANY_TOKENS * COPY_STRIDE];
+    for (int64_t input = 0; input < k; input += BLOCK_INPUTS) {
+        int64_t inputs = at_most(k - input, BLOCK_INPUTS), apart = (narrow ? inputs : k) * TILE_ROWS;
+        float *wide = (float *)((uint8_t *)call->scratch + own);
+        const float *weights = (const float *)tile_at(weight, run->first_tile) + input * TILE_ROWS;
+        for (int64_t tile = 0; narrow && tile < tiles; tile++)
+            kernels->widen((int)weight->format, tile_at(weight, run->first_tile + tile) + input * TILE_ROWS * 2, inputs,
+                           wide + tile * apart);
+        for (int64_t token = first_token; token < first_token + count; token += kernels->many_tokens) {
+            for (int i = 0; i < kernels->many_tokens; i++)
+                memcpy(copies + i * COPY_STRIDE, call->x + (token + i) * call->x_stride + input, (size_t)inputs * 4);
+            for (int64_t tile = 0, taken; tile < tiles; tile += taken) {
+                tile_output out = output_of(call, run, run->first_tile + tile, token);
+                taken = at_most(kernels->many_tiles, tiles - tile);
+                kernels->many((int)taken, (narrow ? wide : weights) + tile * apart, apart, inputs, copies,
+                              input + inputs == k ? out.bias : NULL, input == 0, out.y, out.stride);
+            }
+        }
     }
 }
 
@@ -158,18 +173,21 @@ void linear_multiply_run(const linear_call *call, const linear_kernels *kernels,
                          bough_thread *thread) {
     const bough_weight *weight = run->weight;
     int format = (int)weight->format;
-    if (count >= MANY && is_narrow_float(format)) {
-        multiply_widened(call, kernels, run, first_token, count, thread);
-        return;
-    }
-    const void *from = tokens + first_token * token_bytes(weight->k);
-    if (takes_floats(format))
-        from = call->x + first_token * call->x_stride;
-    for (int64_t tile = run->first_tile; tile < run->first_tile + run->tiles; tile++) {
-        tile_output out = output_of(call, run, tile, first_token);
-        bool last = tile + 1 == run->first_tile + run->tiles;
-        kernels->product[format](tile_at(weight, tile), last ? next : tile_at(weight, tile + 1), weight->k, from,
-                                 call->x_stride, count, &out);
+    int64_t full = at_most(run->tiles, weight->n / TILE_ROWS - run->first_tile); /* tiles with all their rows */
+    int64_t done = count >= MANY && takes_floats(format) ? count / kernels->many_tokens * kernels->many_tokens : 0;
+    if (done > 0 && full > 0)
+        multiply_many(call, kernels, run, full, first_token, done, thread);
+    for (int64_t tile = 0; tile < run->tiles; tile++) {
+        int64_t first = first_token + (tile < full ? done : 0), left = first_token + count - first;
+        if (left == 0)
+            continue;
+        const void *from = tokens + first * token_bytes(weight->k);
+        if (takes_floats(format))
+            from = call->x + first * call->x_stride;
+        tile_output out = output_of(call, run, run->first_tile + tile, first);
+        const uint8_t *after = tile + 1 == run->tiles ? next : tile_at(weight, run->first_tile + tile + 1);
+        kernels->product[format](tile_at(weight, run->first_tile + tile), after, weight->k, from, call->x_stride, left,
+                                 &out);
     }
 }
 
@@ -177,8 +195,10 @@ static void multiply_narrow(const linear_call *call, bough_thread *thread) {
     const linear_kernels *kernels = linear_narrow();
     const uint8_t *tokens = quantize_tokens(call, kernels, thread);
     int64_t panel = at_least(CACHED_BYTES / token_bytes(call->parts[0].k) / 8 * 8, 8);
+    if (takes_floats((int)call->parts[0].format))
+        panel = MANY_PANEL;
     int64_t panels = (call->m + panel - 1) / panel;
-    int64_t size = linear_run_size(call->parts, call->count, panels, thread->threads);
+    int64_t size = linear_run_size(call->parts, call->count, call->m, panels, thread->threads);
     int64_t runs = linear_count_runs(call->parts, call->count, size);
     /* A run is drawn while the one before it is still to be multiplied, so that its weights can be on their way. */
     int64_t items = runs * panels;

@@ -7,12 +7,14 @@
 #include "linear_tile.h"
 
 #if defined(__AVX512VNNI__)
+#include "linear_floats.h"
+
 #include <immintrin.h>
 
 enum { QUADS = GROUP / 4 };
 
 /* The largest size; as whole numbers, sizes stand in the same order, and NaN is above all. */
-ALWAYS_INLINE float largest_of(__m512 low, __m512 high) {
+ALWAYS_INLINE float largest_size(__m512 low, __m512 high) {
     __m512i sizes = _mm512_castps_si512(_mm512_abs_ps(low)), others = _mm512_castps_si512(_mm512_abs_ps(high));
     int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(sizes, others));
     float largest;
@@ -23,7 +25,7 @@ ALWAYS_INLINE float largest_of(__m512 low, __m512 high) {
 static void quantize(const float *x, int64_t k, token_group *token) {
     for (int64_t group = 0; group < k / GROUP; group++, x += GROUP, token++) {
         __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
-        float largest = largest_of(low, high);
+        float largest = largest_size(low, high);
         __m512 inverse = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f), top = _mm512_set1_ps(127.0f);
         __m512i first = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(low, inverse), top)); /* NaN: 127 */
         __m512i second = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(high, inverse), top));
@@ -100,65 +102,16 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
     }
 }
 
-/* 16 rows' weights of an input and of the one behind it. */
-ALWAYS_INLINE void load_pair(int format, const uint8_t *tile, int64_t input, __m512 pair[2]) {
-    if (format == BOUGH_FORMAT_F32) {
-        pair[0] = _mm512_loadu_ps((const float *)tile + input * TILE_ROWS);
-        pair[1] = _mm512_loadu_ps((const float *)tile + (input + 1) * TILE_ROWS);
-        return;
-    }
-    if (format == BOUGH_FORMAT_F16) {
-        pair[0] = load_halves(tile + input / 2 * LINE);
-        pair[1] = load_halves(tile + input / 2 * LINE + LINE / 2);
-        return;
-    }
-    __m512i both = _mm512_loadu_si512(tile + input / 2 * LINE); /* a bfloat16 is the upper half of its float32 */
-    pair[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-    pair[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xFFFF0000)));
-}
-
-static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
-    for (int64_t i = 0; i < k; i += 2) {
-        __m512 pair[2];
-        load_pair(format, tile, i, pair);
-        _mm512_storeu_ps(wide + i * TILE_ROWS, pair[0]);
-        _mm512_storeu_ps(wide + (i + 1) * TILE_ROWS, pair[1]);
-    }
-}
-
-ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
-                                   const float *x, int64_t stride, __m512 sums[8]) {
-    __m512 odd[8]; /* a second chain of sums, because one token's alone would wait for itself */
-    for (int t = 0; t < at_once; t++)
-        odd[t] = _mm512_setzero_ps();
-    int64_t i = 0;
-    for (; i + 2 <= k; i += 2) {
-        __m512 pair[2];
-        load_pair(format, tile, i, pair);
-        fetch_pair(format, next, i);
-        for (int t = 0; t < at_once; t++) {
-            sums[t] = _mm512_fmadd_ps(pair[0], _mm512_set1_ps(x[t * stride + i]), sums[t]);
-            odd[t] = _mm512_fmadd_ps(pair[1], _mm512_set1_ps(x[t * stride + i + 1]), odd[t]);
-        }
-    }
-    if (i < k) { /* of float32: groups have an even number of inputs */
-        __m512 last = _mm512_loadu_ps((const float *)tile + i * TILE_ROWS);
-        for (int t = 0; t < at_once; t++)
-            sums[t] = _mm512_fmadd_ps(last, _mm512_set1_ps(x[t * stride + i]), sums[t]);
-    }
-    for (int t = 0; t < at_once; t++)
-        sums[t] = _mm512_add_ps(sums[t], odd[t]);
-}
-
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
+    if (takes_floats(format)) {
+        multiply_floats(format, at_once, tile, next, k, tokens, stride, first, out);
+        return;
+    }
     __m512 sums[8];
     for (int t = 0; t < at_once; t++)
         sums[t] = _mm512_setzero_ps();
-    if (takes_floats(format))
-        multiply_floats(format, at_once, tile, next, k, (const float *)tokens + first * stride, stride, sums);
-    else
-        multiply_groups(format, at_once, tile, next, k, (const uint8_t *)token_at(tokens, first, k), sums);
+    multiply_groups(format, at_once, tile, next, k, (const uint8_t *)token_at(tokens, first, k), sums);
     __mmask16 rows = (__mmask16)((1u << out->rows) - 1);
     __m512 bias = out->bias ? _mm512_maskz_loadu_ps(rows, out->bias) : _mm512_setzero_ps();
     for (int t = 0; t < at_once; t++) {

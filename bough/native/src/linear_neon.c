@@ -7,6 +7,8 @@
 #include "linear_tile.h"
 
 #if defined(__ARM_FEATURE_DOTPROD)
+#include "linear_floats.h"
+
 #include <arm_neon.h>
 
 enum { QUADS = GROUP / 4, QUARTER = 16 /* bytes of a line that belong to four rows */ };
@@ -133,54 +135,14 @@ ALWAYS_INLINE void multiply_groups(int format, int at_once, const uint8_t *tile,
     }
 }
 
-/* Four rows' weights of an input. A bfloat16 is the upper half of its float32. */
-ALWAYS_INLINE float32x4_t load_floats(int format, const uint8_t *tile, int64_t input, int rows) {
-    if (format == BOUGH_FORMAT_F32)
-        return vld1q_f32((const float *)tile + input * TILE_ROWS + 4 * rows);
-    if (format == BOUGH_FORMAT_F16)
-        return load_halves(tile + input * HALVES + rows * 8);
-    uint32x4_t both = vreinterpretq_u32_u8(vld1q_u8(tile + input / 2 * LINE + rows * QUARTER));
-    return vreinterpretq_f32_u32(input % 2 ? vandq_u32(both, vdupq_n_u32(0xFFFF0000)) : vshlq_n_u32(both, 16));
-}
-
-static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
-    for (int64_t i = 0; i < k; i++)
-        for (int rows = 0; rows < 4; rows++)
-            vst1q_f32(wide + i * TILE_ROWS + 4 * rows, load_floats(format, tile, i, rows));
-}
-
-/* Four tokens at a time, because each has four registers of sums. */
-ALWAYS_INLINE void multiply_floats(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
-                                   const float *x, int64_t stride, float results[][TILE_ROWS]) {
-    float32x4_t sums[4][4];
-    for (int t = 0; t < at_once; t++)
-        for (int rows = 0; rows < 4; rows++)
-            sums[t][rows] = vdupq_n_f32(0.0f);
-    for (int64_t i = 0; i < k; i++) {
-        if (i % 2 == 0)
-            fetch_pair(format, next, i);
-        for (int rows = 0; rows < 4; rows++) {
-            float32x4_t weights = load_floats(format, tile, i, rows);
-            for (int t = 0; t < at_once; t++)
-                sums[t][rows] = vfmaq_n_f32(sums[t][rows], weights, x[t * stride + i]);
-        }
-    }
-    for (int t = 0; t < at_once; t++)
-        for (int rows = 0; rows < 4; rows++)
-            vst1q_f32(results[t] + 4 * rows, sums[t][rows]);
-}
-
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
+    if (takes_floats(format)) {
+        multiply_floats(format, at_once, tile, next, k, tokens, stride, first, out);
+        return;
+    }
     float results[8][TILE_ROWS];
-    const float *x = (const float *)tokens + first * stride;
-    if (!takes_floats(format))
-        multiply_groups(format, at_once, tile, next, k, tokens, first, results);
-    else if (at_once == 8) {
-        multiply_floats(format, 4, tile, next, k, x, stride, results);
-        multiply_floats(format, 4, tile, NULL, k, x + 4 * stride, stride, results + 4);
-    } else
-        multiply_floats(format, at_once, tile, next, k, x, stride, results);
+    multiply_groups(format, at_once, tile, next, k, tokens, first, results);
     for (int t = 0; t < at_once; t++)
         store_rows(out, first + t, results[t]);
 }

@@ -1,5 +1,5 @@
 /* The product in plain C: for CPUs without a variant of their own, and the one that the others are compared with. */
-#include "linear_tile.h"
+#include "linear_floats.h"
 
 #include <math.h>
 
@@ -48,33 +48,13 @@ static void multiply_token(int format, const uint8_t *tile, int64_t k, const tok
     }
 }
 
-/* A row's weight of an input, in a tile of floats. */
-ALWAYS_INLINE float weight_at(int format, const uint8_t *tile, int64_t input, int row) {
-    const uint16_t *halves = (const uint16_t *)tile;
-    if (format == BOUGH_FORMAT_F32)
-        return ((const float *)tile)[input * TILE_ROWS + row];
-    if (format == BOUGH_FORMAT_F16)
-        return half_to_float(halves[input * TILE_ROWS + row]);
-    return bfloat_to_float(halves[(input / 2 * TILE_ROWS + row) * 2 + input % 2]);
-}
-
-static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
-    for (int64_t i = 0; i < k; i++)
-        for (int row = 0; row < TILE_ROWS; row++)
-            wide[i * TILE_ROWS + row] = weight_at(format, tile, i, row);
-}
-
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
-    (void)next;
-    for (int64_t token = first; token < first + at_once; token++) {
+    if (takes_floats(format))
+        multiply_floats(format, at_once, tile, next, k, tokens, stride, first, out);
+    for (int64_t token = first; !takes_floats(format) && token < first + at_once; token++) {
         float sums[TILE_ROWS] = {0};
-        const float *x = (const float *)tokens + token * stride;
-        if (!takes_floats(format))
-            multiply_token(format, tile, k, token_at(tokens, token, k), sums);
-        for (int64_t i = 0; takes_floats(format) && i < k; i++)
-            for (int row = 0; row < TILE_ROWS; row++)
-                sums[row] += weight_at(format, tile, i, row) * x[i];
+        multiply_token(format, tile, k, token_at(tokens, token, k), sums);
         store_rows(out, token, sums);
     }
 }

@@ -31,9 +31,9 @@ const linear_kernels *linear_narrow(void);
  * comes late may still write there while the others are further. */
 int64_t linear_shared_start(const bough_weight *parts, int count, int threads);
 
-/* How many tiles a thread takes at a time, of a product that is done `times`: few enough that all threads end
- * together. */
-int64_t linear_run_size(const bough_weight *parts, int count, int64_t times, int threads);
+/* How many tiles a thread takes at a time, of a product with so many tokens that is done `times`: few enough that all
+ * threads end together, RUN_TILES at most. */
+int64_t linear_run_size(const bough_weight *parts, int count, int64_t tokens, int64_t times, int threads);
 
 int64_t linear_count_runs(const bough_weight *parts, int count, int64_t size);
 

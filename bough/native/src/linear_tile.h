@@ -26,6 +26,10 @@
 
 enum { TILE_ROWS = 16, GROUP = 32, LINE = 64 };
 
+/* Floats of many tokens are multiplied a block of inputs after the other: of some tokens it is copied so that these do
+ * not compete for the same lines of the cache, and of the tiles of a run it stays in a core's own cache. */
+enum { BLOCK_INPUTS = 384, COPY_STRIDE = BLOCK_INPUTS + TILE_ROWS, RUN_TILES = 24, MAX_MANY_TOKENS = 14 };
+
 static inline bool has_offsets(int format) { return format == BOUGH_FORMAT_Q4_MIN || format == BOUGH_FORMAT_Q8_MIN; }
 
 /* Whether activations are multiplied as they are, not quantised. */
@@ -128,6 +132,11 @@ typedef void (*tile_product)(const uint8_t *tile, const uint8_t *next, int64_t k
  * that no product hides them. */
 typedef void (*token_quantizer)(const float *x, int64_t k, token_group *token);
 
+/* Multiplies a block of inputs of `many_tokens` copied tokens with up to `many_tiles` of float32 that are so far apart.
+ * `bias` is NULL where there is none and before the last block; all but the block that begins add to `y`. */
+typedef void (*many_product)(int tiles, const float *weights, int64_t apart, int64_t inputs, const float *tokens,
+                             const float *bias, bool begins, float *y, int64_t y_stride);
+
 /* Makes a tile of float32 of one of 16-bit floats. */
 typedef void (*tile_widener)(int format, const uint8_t *tile, int64_t k, float *wide);
 
@@ -136,10 +145,12 @@ typedef struct linear_kernels {
     token_quantizer quantize;
     tile_widener widen;
     tile_product product[BOUGH_FORMATS];
+    int many_tokens, many_tiles;
+    many_product many;
 } linear_kernels;
 
-/* The functions of a variant that has `quantize`, `widen` and `multiply(format, tokens at once, …)`, always inlined: one
- * for each format, which takes eight tokens at a time, then four, two and one. */
+/* The functions of a variant that has `quantize` and `multiply(format, tokens at once, …)`, always inlined: one for each
+ * format, which takes eight tokens at a time, then four, two and one. */
 #define DEFINE_PRODUCT(name, format)                                                                                   \
     static void name(const uint8_t *tile, const uint8_t *next, int64_t k, const void *tokens, int64_t stride,          \
                      int64_t count, const tile_output *out) {                                                          \
@@ -171,7 +182,8 @@ typedef struct linear_kernels {
                                            quantize,                                                                   \
                                            widen,                                                                      \
                                            {multiply_f32, multiply_q4, multiply_q4_min, multiply_q8, multiply_q8_min,  \
-                                            multiply_q8_half, multiply_bf16, multiply_f16}};                           \
+                                            multiply_q8_half, multiply_bf16, multiply_f16},                            \
+                                           MANY_TOKENS, MANY_TILES, multiply_many};                                    \
     const linear_kernels *linear_##variant(void) { return &kernels; }
 
 /* The same for many tokens at a time, by matrix instructions: two tiles of weights are unpacked once into `unpacked`

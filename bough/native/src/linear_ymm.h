@@ -5,20 +5,20 @@
  * over a whole group so; signed 8-bit ones are multiplied as |code| · (activation with the code's sign), at most 128 ·
  * 127 · 2.
  */
-#include "linear_tile.h"
+#include "linear_floats.h"
 
 #include <immintrin.h>
 
 enum { QUADS = GROUP / 4, HALVES = TILE_ROWS * 2, AT_ONCE = 4 /* registers of sums */ };
 
-static int32_t sum_of(__m256i numbers) {
+static int32_t sum_numbers(__m256i numbers) {
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
 }
 
 /* The largest size; as whole numbers, sizes stand in the same order, and NaN is above all. */
-static float largest_of(const __m256 values[4]) {
+static float largest_size(const __m256 values[4]) {
     const __m256i size = _mm256_set1_epi32(INT32_MAX);
     __m256i largest = _mm256_and_si256(size, _mm256_castps_si256(values[0]));
     for (int i = 1; i < 4; i++)
@@ -34,7 +34,7 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         __m256 values[4];
         for (int i = 0; i < 4; i++)
             values[i] = _mm256_loadu_ps(x + 8 * i);
-        float largest = largest_of(values);
+        float largest = largest_size(values);
         __m256 inverse = _mm256_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f), top = _mm256_set1_ps(127.0f);
         __m256i codes[4];
         for (int i = 0; i < 4; i++)
@@ -43,8 +43,8 @@ static void quantize(const float *x, int64_t k, token_group *token) {
         __m256i bytes = _mm256_packs_epi16(low, high); /* packing keeps to halves: fours come out of order */
         bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         _mm256_storeu_si256((__m256i *)token->codes, bytes);
-        int32_t first = sum_of(_mm256_add_epi32(codes[0], codes[1]));
-        describe_codes(token, largest, first, sum_of(_mm256_add_epi32(codes[2], codes[3])));
+        int32_t first = sum_numbers(_mm256_add_epi32(codes[0], codes[1]));
+        describe_codes(token, largest, first, sum_numbers(_mm256_add_epi32(codes[2], codes[3])));
     }
 }
 
@@ -132,60 +132,17 @@ ALWAYS_INLINE void multiply_groups(int format, int tokens, int halves, int half,
     }
 }
 
-/* Eight rows' weights of an input. A bfloat16 is the upper half of its float32. */
-ALWAYS_INLINE __m256 load_floats(int format, const uint8_t *tile, int64_t input, int half) {
-    if (format == BOUGH_FORMAT_F32)
-        return _mm256_loadu_ps((const float *)tile + input * TILE_ROWS + 8 * half);
-    if (format == BOUGH_FORMAT_F16)
-        return load_halves(tile + input * HALVES + half * HALVES / 2);
-    __m256i both = _mm256_loadu_si256((const __m256i *)(tile + input / 2 * LINE + half * LINE / 2));
-    return _mm256_castsi256_ps(input % 2 ? _mm256_and_si256(both, _mm256_set1_epi32((int)0xFFFF0000))
-                                         : _mm256_slli_epi32(both, 16));
-}
-
-ALWAYS_INLINE void widen_all(int format, const uint8_t *tile, int64_t k, float *wide) {
-    for (int64_t i = 0; i < 2 * k; i++)
-        _mm256_storeu_ps(wide + 8 * i, load_floats(format, tile, i / 2, (int)(i % 2)));
-}
-
-static void widen(int format, const uint8_t *tile, int64_t k, float *wide) {
-    if (format == BOUGH_FORMAT_F16)
-        widen_all(BOUGH_FORMAT_F16, tile, k, wide);
-    else
-        widen_all(BOUGH_FORMAT_BF16, tile, k, wide);
-}
-
-ALWAYS_INLINE void multiply_floats(int format, int tokens, int halves, int half, const uint8_t *tile,
-                                   const uint8_t *next, int64_t k, const float *x, int64_t stride,
-                                   __m256 results[AT_ONCE]) {
-    for (int64_t i = 0; i < k; i++)
-        for (int h = 0; h < halves; h++) {
-            if (h == 0 && i % 2 == 0)
-                fetch_pair(format, next, i);
-            __m256 weights = load_floats(format, tile, i, half + h);
-            for (int t = 0; t < tokens; t++) {
-                __m256 *result = &results[t * halves + h];
-                *result = _mm256_fmadd_ps(weights, _mm256_set1_ps(x[t * stride + i]), *result);
-            }
-        }
-}
-
 /* Up to four tokens; both halves of the rows at once where registers suffice. */
 ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, const uint8_t *next, int64_t k,
-                                const void *all, int64_t stride, int64_t first, const tile_output *out) {
+                                const void *all, int64_t first, const tile_output *out) {
     float sums[AT_ONCE][TILE_ROWS];
     int halves = tokens > AT_ONCE / 2 ? 1 : 2;
     for (int half = 0; half < 2; half += halves) {
         __m256 results[AT_ONCE];
         for (int i = 0; i < tokens * halves; i++)
             results[i] = _mm256_setzero_ps();
-        const float *x = (const float *)all + first * stride;
-        const uint8_t *ahead = half == 0 ? next : NULL;
-        if (takes_floats(format))
-            multiply_floats(format, tokens, halves, half, tile, ahead, k, x, stride, results);
-        else
-            multiply_groups(format, tokens, halves, half, tile, ahead, k,
-                            (const uint8_t *)token_at(all, first, k), results);
+        multiply_groups(format, tokens, halves, half, tile, half == 0 ? next : NULL, k,
+                        (const uint8_t *)token_at(all, first, k), results);
         for (int i = 0; i < tokens * halves; i++)
             _mm256_storeu_ps(&sums[i / halves][8 * (half + i % halves)], results[i]);
     }
@@ -195,6 +152,8 @@ ALWAYS_INLINE void multiply_few(int format, int tokens, const uint8_t *tile, con
 
 ALWAYS_INLINE void multiply(int format, int at_once, const uint8_t *tile, const uint8_t *next, int64_t k,
                             const void *tokens, int64_t stride, int64_t first, const tile_output *out) {
-    for (int64_t token = first; token < first + at_once; token += AT_ONCE, next = NULL)
-        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, next, k, tokens, stride, token, out);
+    if (takes_floats(format))
+        multiply_floats(format, at_once, tile, next, k, tokens, stride, first, out);
+    for (int64_t token = first; !takes_floats(format) && token < first + at_once; token += AT_ONCE, next = NULL)
+        multiply_few(format, at_once < AT_ONCE ? at_once : AT_ONCE, tile, next, k, tokens, token, out);
 }

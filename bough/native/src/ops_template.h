@@ -93,13 +93,13 @@ INLINE vec relu(vec x) { return select_(x < 0.0f, (vec){0}, x); } /* NaN stays *
 INLINE vec square(vec x) { return x * x; }
 
 INLINE void each(vec (*activation)(vec), const float *x, float *out, int64_t size) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        float part[LANES] = {0};
-        size_t bytes = (size_t)(size - i < LANES ? size - i : LANES) * sizeof(float);
-        memcpy(part, x + i, bytes);
-        store(part, activation(load(part)));
-        memcpy(out + i, part, bytes);
-    }
+    int64_t whole = size - size % LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store(out + i, activation(load(x + i)));
+    float part[LANES] = {0};
+    memcpy(part, x + whole, (size_t)(size - whole) * sizeof(float));
+    store(part, activation(load(part)));
+    memcpy(out + whole, part, (size_t)(size - whole) * sizeof(float));
 }
 
 static void activate(const float *x, enum bough_activation activation, float *out, int64_t size) {

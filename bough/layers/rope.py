@@ -28,11 +28,12 @@ def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: t
     """Angles for the whole context, computed where they are needed: a long context takes tens of megabytes."""
     if config.short_factors is not None and context_length <= config.original_context:
         config = replace(config, factors=config.short_factors)
-    positions = torch.arange(context_length, dtype=torch.float32, device=device)
+    shape = device.type == "meta"  # of one row: computing there would import torch's compiler, half of a start's work
+    positions = torch.arange(1 if shape else context_length, dtype=torch.float32, device="cpu" if shape else device)
     # A proportional rotation is that of the whole head, of which the slower pairs stand still.
     share = 1.0 if config.kind == "proportional" else config.partial_rotary_factor
     radians = frequencies(config, int(head_dim * share))[: config.rotary_dim(head_dim) // 2]
-    turned = torch.outer(positions, radians.to(device))
+    turned = torch.outer(positions, radians.to(positions.device))
     scale, still = magnitude(config), head_dim // 2 - turned.shape[1] if config.apart else 0
     axes, sections = None, config.sections
     if sections is not None and config.alternating:
@@ -42,10 +43,10 @@ def rope_table(config: RopeConfig, head_dim: int, context_length: int, device: t
     elif sections is not None:
         assert sum(sections) == turned.shape[1], "every pair of coordinates belongs to one section"
         axes = torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
-    if axes is not None:
-        axes = F.pad(axes, (0, still)).to(device)
-    cos, sin = turned.cos().mul_(scale), turned.sin().mul_(scale)
-    return RopeTable(F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still)), axes)
+    axes = None if axes is None else F.pad(axes, (0, still)).to(device)
+    parts = ((turned.cos(), 1.0), (turned.sin(), 0.0))
+    cos, sin = (F.pad(part.mul_(scale), (0, still), value=at_rest).to(device) for part, at_rest in parts)
+    return RopeTable(cos.expand(context_length, -1), sin.expand(context_length, -1), axes)
 
 
 def frequencies(config: RopeConfig, rotary_dim: int) -> torch.Tensor:
@@ -74,8 +75,7 @@ def magnitude(config: RopeConfig) -> float:
 def _llama3(base: torch.Tensor, config: RopeConfig) -> torch.Tensor:
     """Slow rotations are stretched by `factor`, fast ones kept, those between blended by how often they turn."""
     turns = config.original_context * base / (2 * math.pi)
-    kept = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
+    kept = ((turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)).clamp(0.0, 1.0)
     return (1.0 - kept) * base / config.factor + kept * base
 
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
-from torch.nn.attention import varlen
 
 from bough.core.plan import Encode
 from bough.core.settings import Settings
@@ -83,7 +82,7 @@ def test_sizes_are_told_by_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     model = make(family, tmp_path)
     files, settings = locate(str(tmp_path)), Settings.from_flat({"dtype": "float32"})
     loaded = load_model(files, settings, resolve_config(files, settings), torch.device("cpu"))
-    monkeypatch.setattr(varlen, "varlen_attn", attend)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend)  # imported late: it is slow
     for module in (encoder, encoders):
         monkeypatch.setattr(module, "sent", OnDevice.sent)
     transformers.AttentionInterface.register(encoders.PACKED, encoders.packed_attention)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch.nn.attention import varlen
 
 from bough.executor import vision_graphs
 from bough.executor.graphs import GraphMemory
@@ -43,7 +42,7 @@ def test_graphs_of_blocks_compute_what_blocks_do(
     replays = list[int]()
     memory: Any = GraphMemory(1 << 20, torch.device(device)) if device == "cuda" else None
     if device == "cpu":
-        monkeypatch.setattr(varlen, "varlen_attn", one_by_one)
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)  # imported late: it is slow
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         transformers.AttentionInterface.register(encoders.PACKED, encoders.packed_attention)
         model.model.visual.config._attn_implementation = encoders.PACKED

@@ -139,12 +139,12 @@ def test_a_scheduler_that_leaves_in_order_has_died_unless_another_host_told_it_t
             return 1 - super().listen(on_ready)
 
     monkeypatch.setattr(module, "Child", Leaving)
-    supervisor, ended = Supervisor(), threading.Event()
+    supervisor, ended, others = Supervisor(), threading.Event(), threading.enumerate()  # of engines of other tests
     supervisor.follows, supervisor.on_death = follows, lambda error: ended.set()
     supervisor.start(specs(tiny_model, tmp_path))
     supervisor.children[0].end_now()
     for thread in threading.enumerate():
-        if thread.name == "watch-scheduler":
+        if thread.name == "watch-scheduler" and thread not in others:
             thread.join(60.0)
     assert ended.is_set() != follows
 

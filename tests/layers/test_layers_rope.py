@@ -101,6 +101,15 @@ def test_the_context_decides_between_two_sets_of_factors() -> None:
         assert torch.equal(rope_table(rope, 4, context, torch.device("cpu")).sin, expected.sin)
 
 
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_shape_alone_is_that_of_the_table(name: str) -> None:
+    config, _ = CASES[name]
+    table, shape = (rope_table(config, 64, 700, torch.device(device)) for device in ("cpu", "meta"))
+    for made, meant in ((table.cos, shape.cos), (table.sin, shape.sin), (table.axes, shape.axes)):
+        assert (made is None) == (meant is None)
+        assert made is None or (meant.is_meta and (made.shape, made.dtype) == (meant.shape, meant.dtype))
+
+
 def test_factors_must_be_as_many_as_frequencies() -> None:
     with pytest.raises(ModelError, match="has 3 factors, but 2 frequencies"):
         frequencies(RopeConfig(10000.0, factors=(1.0, 2.0, 3.0)), 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +42,20 @@ def test_listing_architectures_needs_no_torch() -> None:
         "import sys, bough.models.registry as r; assert r.supported_architectures(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_is_made_ready_without_torchs_compiler(tiny_model: Path) -> None:
+    """Importing it takes as long as all else that a start does. Whatever computes on the meta device imports it."""
+    code = """
+import sys
+from bough.core.settings import Settings
+from bough.executor.build import build_executor
+from bough.loader.locate import locate
+settings = Settings.from_flat({"load_format": "dummy", "max_total_tokens": 64, "device": "cpu"})
+build_executor(locate(sys.argv[1]), settings)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tiny_model)], check=True)
 
 
 def test_unknown_architecture_lists_the_supported_ones() -> None:

@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,13 +197,17 @@ EXPERTS = [*DRIVEN, "ops*.c", "experts.c", "lora.c"]
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 @pytest.mark.parametrize(("driver", "sources"), [("linear_driver.c", DRIVEN), ("experts_driver.c", EXPERTS)])
 @pytest.mark.slow
-def test_the_products_under_sanitizers(tmp_path: Path, driver: str, sources: list[str], sanitizer: str) -> None:
+def test_the_products_under_sanitizers(
+    tmp_path_factory: pytest.TempPathFactory, driver: str, sources: list[str], sanitizer: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"objects for {sanitizer}"
+    folder.mkdir(exist_ok=True)
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    empty = ["gcc", *checks, "-x", "c", "-shared", "-fPIC", "-", "-o", str(tmp_path / "empty.so")]
+    empty = ["gcc", *checks, "-x", "c", "-shared", "-fPIC", "-", "-o", str(folder / "empty.so")]
     if not shutil.which("gcc") or subprocess.run(empty, input=b"", capture_output=True).returncode:
         pytest.skip("needs gcc with its sanitizers")
     cc = ["gcc", *COMMON, "-O1", "-g", *checks]
     variants = VARIANT_FLAGS.get(platform.machine().lower(), {})
-    program = build_driver(tmp_path, cc, variants, driver, sources)
+    program = build_driver(folder, cc, variants, driver, sources)
     done = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

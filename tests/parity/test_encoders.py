@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from torch.nn.attention import varlen
 
 from bough.attention.registry import BackendNames
 from bough.attention.torch_backend import TorchAttention
@@ -167,7 +166,7 @@ def attend_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     settled = BackendNames("triton", "triton")
     monkeypatch.setattr(cuda_parts, "choose_backends", lambda settings, device: settled)
     monkeypatch.setattr(build, "_attention_on", attention_on)
-    monkeypatch.setattr(varlen, "varlen_attn", one_by_one)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)  # imported late: it is slow
 
 
 @pytest.mark.parametrize("backend", [NATIVE, "torch", "as on a GPU", "packed as on a GPU"])

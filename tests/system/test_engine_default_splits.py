@@ -131,7 +131,8 @@ def same_logprobs(found: dict[str, Any], expected: dict[str, Any]) -> None:
     [
         {"tp_size": 3},
         {"pp_size": 2},
-        {"dp_size": 2},
+        # In test_engine_replicas.py replicas have this model, and a load that does not fit on a smaller one.
+        pytest.param({"dp_size": 2}, marks=pytest.mark.long),
         pytest.param({"tp_size": 3, "pp_size": 2}, marks=pytest.mark.long),
     ],
     ids=lambda split: "-".join(f"{name}{size}" for name, size in split.items()),

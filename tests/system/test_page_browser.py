@@ -132,6 +132,14 @@ def test_chat_streams_branches_and_stops(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_keys_alone_are_enough(seen: dict[str, Any]) -> None:
+    edited = ["Edited message", "Edit", "Edited message", "Edit"]
+    chosen = ["Previous branch", "Previous branch", "Regenerate", "Regenerate"]
+    assert seen["focused"] == [*edited, *chosen, "Keys", "Keys", "Keys"], "it was lost to the top of the page"
+    assert seen["edited_by_keys"] == "Name a tree of the north"
+
+
+@pytest.mark.slow
 def test_settings_reach_the_engine(seen: dict[str, Any]) -> None:
     assert "not JSON" in seen["bad_schema"] and "top_p" in seen["refused"], "the server's own sentence"
     assert re.fullmatch(r'\{\s*"tree":\s*"(oak|elm)"\s*\}', seen["structured"].strip())
@@ -265,6 +273,7 @@ def test_no_other_host_is_called_and_no_script_fails(seen: dict[str, Any]) -> No
 @pytest.mark.slow
 def test_everybody_can_use_it(seen: dict[str, Any]) -> None:
     assert not seen["too_wide"], "views that scroll sideways on a phone"
+    assert not seen["out_of_sight"], "links that a phone does not show"
     if not AXE.exists():
         pytest.skip("`make ui` installs axe, which looks for what keeps people out")
     assert len(seen["violations"]) == 18 and not any(seen["violations"].values())

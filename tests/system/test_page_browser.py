@@ -192,6 +192,8 @@ def test_the_tree_follows_the_engine(seen: dict[str, Any]) -> None:
     assert dialogs == 0 and "needs the admin key" in said, "a key that is not given is asked for once"
     held, back = seen["stepped_back"]
     assert back < held and seen["stepped_forth"], "a pause leads back through what was shown"
+    dark, light = seen["shades"]
+    assert dark < light, "it follows the system's colours, also with nothing new to show"
     assert seen["nodes_after_eviction"].split()[0] in ("1", "2")
 
 
@@ -247,7 +249,8 @@ def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
 def test_on_a_gateways_page_an_answer_leads_to_its_timeline_at_its_worker(seen: dict[str, Any]) -> None:
     order = ["tokenise", "queued", "prefill", "decode", "detokenise"]
     assert [stage for stage in seen["gateway_stages"] if stage in order] == order
-    assert "8 generated" in seen["gateway_timeline"]
+    (generated,) = re.findall(r"^(\d+) tokens", seen["gateway_answer"])
+    assert f" {generated} generated" in seen["gateway_timeline"], "the request of this answer"
     last = seen["routed"].splitlines()[0]
     assert "/v1/chat/completions" in last and seen["worker_of_timeline"] in last
     assert seen["after_the_other_worker"] == ["#timelines", True], "the answer is not there"

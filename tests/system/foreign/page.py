@@ -52,6 +52,8 @@ STREAMS = """([key, text, rids]) => {
     fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params, stream: true})})
       .then(answer => answer.text()).catch(() => {});
 }"""
+# Of the first node, beside its number: how light it is.
+SHADE = "Math.max(...document.querySelector('canvas').getContext('2d').getImageData(3, 8, 1, 1).data.slice(0, 3))"
 SHARED = (
     """[...document.querySelectorAll('td')].map(cell => cell.textContent).find(text => text.startsWith('2: request'))"""
 )
@@ -208,6 +210,7 @@ class Visit:
             focused.append(page.evaluate(FOCUS))
 
         self.press("New chat")
+        enough = page.get_by_label("Max tokens").input_value()
         page.get_by_label("Max tokens").fill("8")
         self.say("Name a tree")
         self.answered(0)
@@ -233,6 +236,7 @@ class Visit:
         then("Enter", "Enter")  # the first field's key is taken as it is
         page.locator("dialog").wait_for(state="detached")
         focused.append(page.evaluate(FOCUS))
+        page.get_by_label("Max tokens").fill(enough)
 
     def tools(self) -> None:
         page, seen = self.page, self.seen
@@ -334,6 +338,12 @@ class Visit:
         page.wait_for_function("() => document.querySelector('pre.text')?.textContent.length > 0")
         seen["text"] = page.locator("pre.text").inner_text()
         self.look("tree")
+        seen["shades"] = []
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            for _ in range(3):
+                page.evaluate(DRAWN)
+            seen["shades"].append(page.evaluate(SHADE))
         page.get_by_role("button", name="Pause").click()
         held = self.clock()
         self.ask_engine("Something that nobody has said before.")
@@ -477,7 +487,7 @@ class Visit:
         self.say("Say hello.")
         self.seen["gateway_stats"] = self.answered(0)
         self.say("Say it again.")
-        self.answered(1)
+        self.seen["gateway_answer"] = self.answered(1)
         self.timeline_of_an_answer()
         page.get_by_role("link", name="Gateway").click()
         page.locator("tbody tr").first.wait_for()

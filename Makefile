@@ -77,11 +77,12 @@ audit: $(STAMP)
 	$(BIN)/python -m tools.audit
 
 VARIANT ?= cpu
-BUILDER ?= $(shell command -v podman || command -v docker || command -v buildah)
+# The first that works: a docker without its daemon does not.
+BUILDER ?= $(shell for each in podman docker buildah; do $$each info > /dev/null 2>&1 && echo $$each && break; done)
 
 # BASE: another base image, of Debian or Ubuntu. BUILD_FLAGS: what else the builder is told.
 image:
-	@test -n "$(BUILDER)" || { echo "There is no podman, docker or buildah; install one, or name a builder with BUILDER=."; exit 1; }
+	@test -n "$(BUILDER)" || { echo "No podman, docker or buildah works here; install one, start its daemon, or name a builder with BUILDER=."; exit 1; }
 	$(BUILDER) build $(BUILD_FLAGS) --file Containerfile --build-arg VARIANT=$(VARIANT) \
 	$(if $(BASE),--build-arg BASE=$(BASE)) $(if $(TORCH_CPU_INDEX),--build-arg TORCH_CPU_INDEX=$(TORCH_CPU_INDEX)) --tag bough:$(VARIANT) .
 

@@ -72,6 +72,29 @@ def test_the_shell_can_read_every_command(run: str) -> None:
     subprocess.run([shell, "-n", "-c", run], check=True)
 
 
+@pytest.mark.parametrize(
+    ("works", "said"),
+    [
+        (["docker", "buildah"], "docker build "),
+        (["buildah"], "buildah build "),
+        ([], "No podman, docker or buildah works here"),
+    ],
+)
+def test_the_builder_is_the_first_that_works(works: list[str], said: str, tmp_path: Path) -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("there is no make")
+    for name in ("podman", "docker", "buildah"):
+        command = tmp_path / name
+        end = 0 if name in works else 1  # as of a docker whose daemon does not run
+        command.write_text(f'#!/bin/sh\nif [ "$1" = info ]; then exit {end}; fi\necho {name} "$@"\n')
+        command.chmod(0o755)
+    environ = {name: value for name, value in os.environ.items() if name not in ("BUILDER", "VARIANT", "MAKEFLAGS")}
+    environ |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([make, "-s", "image"], cwd=ROOT, capture_output=True, text=True, env=environ)
+    assert said in done.stdout and (done.returncode == 0) == bool(works)
+
+
 def test_the_pages_say_how_it_is_built_and_with_what_it_was() -> None:
     page = " ".join((ROOT / "docs" / "install.md").read_text().split())
     assert "make image VARIANT=cuda" in page and "python -m tools.image" in page and "BASE=" in page

@@ -132,6 +132,14 @@ def test_chat_streams_branches_and_stops(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_keys_alone_are_enough(seen: dict[str, Any]) -> None:
+    edited = ["Edited message", "Edit", "Edited message", "Edit"]
+    chosen = ["Previous branch", "Previous branch", "Regenerate", "Regenerate"]
+    assert seen["focused"] == [*edited, *chosen, "Keys", "Keys", "Keys"], "it was lost to the top of the page"
+    assert seen["edited_by_keys"] == "Name a tree of the north"
+
+
+@pytest.mark.slow
 def test_settings_reach_the_engine(seen: dict[str, Any]) -> None:
     assert "not JSON" in seen["bad_schema"] and "top_p" in seen["refused"], "the server's own sentence"
     assert re.fullmatch(r'\{\s*"tree":\s*"(oak|elm)"\s*\}', seen["structured"].strip())
@@ -184,6 +192,8 @@ def test_the_tree_follows_the_engine(seen: dict[str, Any]) -> None:
     assert dialogs == 0 and "needs the admin key" in said, "a key that is not given is asked for once"
     held, back = seen["stepped_back"]
     assert back < held and seen["stepped_forth"], "a pause leads back through what was shown"
+    dark, light = seen["shades"]
+    assert dark < light, "it follows the system's colours, also with nothing new to show"
     assert seen["nodes_after_eviction"].split()[0] in ("1", "2")
 
 
@@ -239,7 +249,8 @@ def test_figures_and_workers_are_shown(seen: dict[str, Any]) -> None:
 def test_on_a_gateways_page_an_answer_leads_to_its_timeline_at_its_worker(seen: dict[str, Any]) -> None:
     order = ["tokenise", "queued", "prefill", "decode", "detokenise"]
     assert [stage for stage in seen["gateway_stages"] if stage in order] == order
-    assert "8 generated" in seen["gateway_timeline"]
+    (generated,) = re.findall(r"^(\d+) tokens", seen["gateway_answer"])
+    assert f" {generated} generated" in seen["gateway_timeline"], "the request of this answer"
     last = seen["routed"].splitlines()[0]
     assert "/v1/chat/completions" in last and seen["worker_of_timeline"] in last
     assert seen["after_the_other_worker"] == ["#timelines", True], "the answer is not there"
@@ -265,6 +276,7 @@ def test_no_other_host_is_called_and_no_script_fails(seen: dict[str, Any]) -> No
 @pytest.mark.slow
 def test_everybody_can_use_it(seen: dict[str, Any]) -> None:
     assert not seen["too_wide"], "views that scroll sideways on a phone"
+    assert not seen["out_of_sight"], "links that a phone does not show"
     if not AXE.exists():
         pytest.skip("`make ui` installs axe, which looks for what keeps people out")
     assert len(seen["violations"]) == 18 and not any(seen["violations"].values())

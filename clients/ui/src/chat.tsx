@@ -158,7 +158,7 @@ function Talk({ side, alone, model, onAnswer }: TalkProps): VNode {
       )}
       {shown.map((turn, index) => (
         <Message
-          key={turn.id} turn={turn} conversation={conversation} idle={side.running === null} last={index === shown.length - 1}
+          key={turn.parent} turn={turn} conversation={conversation} idle={side.running === null} last={index === shown.length - 1}
           onAsk={(parent, text, images) => onAnswer(conversation.add(parent, "user", text, images))} onAgain={onAnswer} onResults={results}
           onChoose={(other) => {
             conversation.choose(other);

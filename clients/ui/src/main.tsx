@@ -82,10 +82,11 @@ function App(): VNode {
 function KeyDialog({ first, refused, onClose }: Asked & { onClose: () => void }): VNode {
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => dialog.current?.showModal(), []);
+  const close = (): void => dialog.current?.close(); // gives the focus back
   const save = (event: SubmitEvent): void => {
     event.preventDefault();
     const data = new FormData(event.target as HTMLFormElement);
-    onClose();
+    close();
     keys.set({ api: String(data.get("api")).trim(), admin: String(data.get("admin")).trim() });
   };
   const field = (access: Access, label: string): VNode => (
@@ -104,7 +105,7 @@ function KeyDialog({ first, refused, onClose }: Asked & { onClose: () => void })
         {field("admin", "Management key")}
         <div class="row">
           <button type="submit">Use</button>
-          <button type="button" class="quiet" onClick={onClose}>Cancel</button>
+          <button type="button" class="quiet" onClick={close}>Cancel</button>
         </div>
       </form>
     </dialog>

@@ -1,6 +1,6 @@
 // One turn of a conversation, with what it cost, its branches, and the tools that it calls.
-import type { VNode } from "preact";
-import { useRef, useState } from "preact/hooks";
+import type { RefObject, VNode } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Conversation, ToolCall, Turn } from "./conversation";
 import { count, duration, percent } from "./format";
 import { Markdown } from "./markdown";
@@ -22,6 +22,19 @@ const SPEAKERS = { user: "You", assistant: "Assistant", tool: "Tool" };
 export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResults, onChoose }: MessageProps): VNode {
   const [editing, setEditing] = useState(false);
   const edited = useRef<HTMLTextAreaElement>(null);
+  const editor = useRef<HTMLButtonElement>(null);
+  useEffect(() => setEditing(false), [turn.id]); // a branch is shown in the place of another
+  const edit = (): void => {
+    setEditing(true);
+    requestAnimationFrame(() => { // once it is drawn
+      edited.current?.focus();
+      edited.current?.setSelectionRange(turn.text.length, turn.text.length);
+    });
+  };
+  const closeEditor = (): void => {
+    setEditing(false);
+    requestAnimationFrame(() => editor.current?.focus());
+  };
   const siblings = conversation.siblings(turn);
   const place = siblings.indexOf(turn);
   const answer = turn.role === "assistant";
@@ -34,14 +47,15 @@ export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResu
         <form
           onSubmit={(event) => {
             event.preventDefault();
-            setEditing(false);
+            closeEditor();
             onAsk(turn.parent, edited.current!.value, turn.images);
           }}
+          onKeyDown={(event) => event.key === "Escape" && closeEditor()}
         >
           <textarea ref={edited} rows={3} aria-label="Edited message">{turn.text}</textarea>
           <div class="row">
             <button type="submit" disabled={!idle}>Send as a branch</button>
-            <button type="button" class="quiet" onClick={() => setEditing(false)}>Cancel</button>
+            <button type="button" class="quiet" onClick={closeEditor}>Cancel</button>
           </div>
         </form>
       ) : answer ? <Markdown text={turn.text} /> : <p class="plain">{turn.text}</p>}
@@ -53,18 +67,36 @@ export function Message({ turn, conversation, idle, last, onAsk, onAgain, onResu
       <div class="row tools">
         {siblings.length > 1 && (
           <>
-            <button type="button" class="small quiet" disabled={place === 0} onClick={() => onChoose(siblings[place - 1]!)} aria-label="Previous branch">‹</button>
+            <Small off={place === 0} label="Previous branch" onClick={() => onChoose(siblings[place - 1]!)}>‹</Small>
             <span class="hint">branch {place + 1} of {siblings.length}</span>
-            <button type="button" class="small quiet" disabled={place === siblings.length - 1} onClick={() => onChoose(siblings[place + 1]!)} aria-label="Next branch">›</button>
+            <Small off={place === siblings.length - 1} label="Next branch" onClick={() => onChoose(siblings[place + 1]!)}>›</Small>
           </>
         )}
-        {turn.role === "user" && !editing && idle && <button type="button" class="small quiet" onClick={() => setEditing(true)}>Edit</button>}
-        {answer && idle && (
-          <button type="button" class="small quiet" onClick={() => onAgain(conversation.turns[turn.parent]!)}>Regenerate</button>
-        )}
+        {turn.role === "user" && !editing && <Small off={!idle} button={editor} onClick={edit}>Edit</Small>}
+        {answer && <Small off={!idle} onClick={() => onAgain(conversation.turns[turn.parent]!)}>Regenerate</Small>}
         {answer && !turn.busy && timelineOfAnswer(turn) && <a class="small" href={timelineOfAnswer(turn)}>Timeline</a>}
       </div>
     </article>
+  );
+}
+
+interface SmallProps {
+  off: boolean;
+  label?: string;
+  button?: RefObject<HTMLButtonElement>;
+  onClick: () => void;
+  children: string;
+}
+
+/** Keeps the focus while it does nothing, which a disabled button would lose to the top of the page. */
+function Small({ off, label, button, onClick, children }: SmallProps): VNode {
+  return (
+    <button
+      type="button" class="small quiet" ref={button} aria-label={label} aria-disabled={off}
+      onClick={() => off || onClick()}
+    >
+      {children}
+    </button>
   );
 }
 

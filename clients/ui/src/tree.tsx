@@ -146,6 +146,7 @@ function Drawing({ source, snapshot, shots, time, rank, colour, withText }: Draw
   const [focus, setFocus] = useState<string | null>(null); // nodes are kept by name: their numbers change
   const [chosen, setChosen] = useState<string | null>(null);
   const [size, setSize] = useState<Size>({ width: 0, height: 0 });
+  const [dark, setDark] = useState(DARK.matches);
   const whole = useMemo(() => layOut(snapshot, null), [snapshot]);
   const numbers = useMemo(() => new Map(whole.shown.map((node) => [nameOf(snapshot, whole, node), node])), [whole]);
   const layout = useMemo(() => {
@@ -161,9 +162,14 @@ function Drawing({ source, snapshot, shots, time, rank, colour, withText }: Draw
     watcher.observe(canvas.current!);
     return () => watcher.disconnect();
   }, []);
+  useEffect(() => {
+    const turn = (): void => setDark(DARK.matches);
+    DARK.addEventListener("change", turn);
+    return () => DARK.removeEventListener("change", turn);
+  }, []);
   // A pointer that moves draws one frame after another: all nodes are painted once, and copied into each.
   const painted = useMemo(
-    () => (size.width ? paint(canvas.current!, size, snapshot, layout, colour) : undefined), [layout, size, colour],
+    () => (size.width ? paint(canvas.current!, size, snapshot, layout, colour, dark) : undefined), [layout, size, colour, dark],
   );
   useEffect(() => {
     if (painted) show(canvas.current!, painted, node === undefined ? undefined : frameOf(snapshot, layout, node, size));
@@ -337,6 +343,8 @@ interface Size {
   height: number;
 }
 
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
 type Frame = [x: number, y: number, width: number, height: number];
 
 const SHADES = 32; // colours that are made once; one made for each node takes longer than its box
@@ -348,7 +356,9 @@ function frameOf(snapshot: Snapshot, layout: Layout, node: number, { width, heig
 }
 
 /** All nodes, on a canvas of their own. */
-function paint(shown: HTMLCanvasElement, size: Size, snapshot: Snapshot, layout: Layout, colour: Colour): HTMLCanvasElement {
+function paint(
+  shown: HTMLCanvasElement, size: Size, snapshot: Snapshot, layout: Layout, colour: Colour, dark: boolean,
+): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
   canvas.width = Math.round(size.width * devicePixelRatio);
   canvas.height = Math.round(size.height * devicePixelRatio);
@@ -356,7 +366,6 @@ function paint(shown: HTMLCanvasElement, size: Size, snapshot: Snapshot, layout:
   pen.scale(devicePixelRatio, devicePixelRatio);
   const style = getComputedStyle(shown);
   const [ink, mark] = [style.getPropertyValue("--text"), style.getPropertyValue("--locked")];
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const shades = Array.from({ length: SHADES + 1 }, (_, step) => {
     const fresh = step / SHADES;
     return `hsl(${230 - 90 * fresh} ${20 + 45 * fresh}% ${dark ? 22 + 16 * fresh : 88 - 22 * fresh}%)`;

@@ -52,9 +52,16 @@ STREAMS = """([key, text, rids]) => {
     fetch('/generate', {method: 'POST', headers, body: JSON.stringify({text, rid, sampling_params, stream: true})})
       .then(answer => answer.text()).catch(() => {});
 }"""
+# Of the first node, beside its number: how light it is.
+SHADE = "Math.max(...document.querySelector('canvas').getContext('2d').getImageData(3, 8, 1, 1).data.slice(0, 3))"
 SHARED = (
     """[...document.querySelectorAll('td')].map(cell => cell.textContent).find(text => text.startsWith('2: request'))"""
 )
+FOCUS = "document.activeElement.ariaLabel || document.activeElement.textContent"
+# Views whose link one would have to look for, at this width.
+OUT_OF_SIGHT = """[...document.querySelectorAll('nav a')]
+  .filter(link => link.getBoundingClientRect().right > link.parentElement.getBoundingClientRect().right)
+  .map(link => link.textContent)"""
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 MANY = 5000  # nodes
@@ -80,7 +87,7 @@ def many_nodes() -> dict[str, Any]:
 class Visit:
     def __init__(self, page: Page, given: argparse.Namespace) -> None:
         self.page, self.given = page, given
-        self.seen: dict[str, Any] = {"violations": {}, "errors": [], "hosts": [], "too_wide": []}
+        self.seen: dict[str, Any] = {"violations": {}, "errors": [], "hosts": [], "too_wide": [], "out_of_sight": []}
         self.bearer = {"authorization": f"Bearer {given.api_key}"}
         self.manager = {"authorization": f"Bearer {given.admin_key}"}
         page.set_default_timeout(PATIENCE_MS)
@@ -119,6 +126,7 @@ class Visit:
         self.page.set_viewport_size({"width": 360, "height": 740})
         if self.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             self.seen["too_wide"].append(name)
+        self.seen["out_of_sight"] += [f"{name}: {link}" for link in self.page.evaluate(OUT_OF_SIGHT)]
         self.page.set_viewport_size(size)
 
     def chat(self) -> None:
@@ -189,6 +197,46 @@ class Visit:
         seen["elements"] = page.evaluate("[...document.querySelectorAll('.markdown *')].map(e => e.tagName)")
         seen["code"] = page.locator(".markdown pre").inner_text()
         page.unroute("**/v1/chat/completions")
+
+    def keyboard(self) -> None:
+        """Where the focus is after each key: never back at the top of the page."""
+        page = self.page
+        focused = self.seen["focused"] = []
+
+        def then(*keys: str) -> None:
+            for key in keys:
+                page.keyboard.press(key)
+                page.evaluate(DRAWN)
+            focused.append(page.evaluate(FOCUS))
+
+        self.press("New chat")
+        enough = page.get_by_label("Max tokens").input_value()
+        page.get_by_label("Max tokens").fill("8")
+        self.say("Name a tree")
+        self.answered(0)
+        page.get_by_role("button", name="Edit").focus()
+        then("Enter")
+        then("Escape")
+        then("Enter")
+        page.keyboard.type(" of the north")
+        then("Tab", "Enter")  # "Send as a branch"
+        self.answered(0)
+        self.seen["edited_by_keys"] = page.locator(".message.user .plain").inner_text()
+        page.get_by_role("button", name="Previous branch").focus()
+        then("Enter")
+        then("Enter")  # there is none before it
+        page.get_by_role("button", name="Regenerate").focus()
+        then("Enter")
+        page.locator(".message.assistant .hint", has_text="branch 2 of 2").wait_for()
+        self.answered(0)
+        focused.append(page.evaluate(FOCUS))
+        page.get_by_role("button", name="Keys").focus()
+        then("Enter", "Escape")
+        page.locator("dialog").wait_for(state="detached")
+        then("Enter", "Enter")  # the first field's key is taken as it is
+        page.locator("dialog").wait_for(state="detached")
+        focused.append(page.evaluate(FOCUS))
+        page.get_by_label("Max tokens").fill(enough)
 
     def tools(self) -> None:
         page, seen = self.page, self.seen
@@ -290,6 +338,12 @@ class Visit:
         page.wait_for_function("() => document.querySelector('pre.text')?.textContent.length > 0")
         seen["text"] = page.locator("pre.text").inner_text()
         self.look("tree")
+        seen["shades"] = []
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            for _ in range(3):
+                page.evaluate(DRAWN)
+            seen["shades"].append(page.evaluate(SHADE))
         page.get_by_role("button", name="Pause").click()
         held = self.clock()
         self.ask_engine("Something that nobody has said before.")
@@ -433,7 +487,7 @@ class Visit:
         self.say("Say hello.")
         self.seen["gateway_stats"] = self.answered(0)
         self.say("Say it again.")
-        self.answered(1)
+        self.seen["gateway_answer"] = self.answered(1)
         self.timeline_of_an_answer()
         page.get_by_role("link", name="Gateway").click()
         page.locator("tbody tr").first.wait_for()
@@ -557,6 +611,7 @@ def main() -> None:
         visit = Visit(browser.new_page(viewport={"width": 1100, "height": 700}), given)
         for view in (
             visit.chat,
+            visit.keyboard,
             visit.tools,
             visit.compare,
             visit.timelines,

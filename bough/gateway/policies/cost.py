@@ -67,21 +67,18 @@ class CostPolicy(TextTreePolicy):
         if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, sent)):
             workers = [workers[place] for place in idle]
             loads, queued, costs = ([column[place] for place in idle] for column in (loads, queued, costs))
-        least = min(costs)
         copy = tokens + more * (tokens - step) if tokens > step else tokens  # little may be computed in passing
-        if held and copy + min(queued) < least and of_char * max(held.values()) > near:
+        if held and copy + min(queued) < min(costs) and of_char * max(held.values()) > near:
             for place in self._fresh(workers):
                 costs[place] = min(costs[place], copy + queued[place])
-            least = min(costs)
-        if not alike:
-            for place, worker in enumerate(workers):
-                speed = worker.speed / mean_speed if worker.speed else 1.0
-                costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
-            least = min(costs)
+        for place, worker in () if alike else enumerate(workers):
+            speed = worker.speed / mean_speed if worker.speed else 1.0
+            costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
+        least = min(costs) + near
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
         taken, fewest, longest, turns = workers[0], math.inf, 0.0, self._turns
         for worker, load, cost in zip(workers, loads, costs, strict=True):
-            if load <= fewest and cost <= least + near:
+            if load <= fewest and cost <= least:
                 turn = turns[worker.id]
                 if load < fewest or turn < longest:
                     taken, fewest, longest = worker, load, turn

@@ -14,7 +14,7 @@ from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, whole_message
 from bough.gateway.peek import Peek, is_heavy, peek
 from bough.gateway.responses import INFO_PATHS, JSON_PATHS, Response
-from bough.observability.logs import request_began
+from bough.observability.logs import current_request
 from bough.server.app import REQUEST_ID_KEY
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import Failure, HttpError, failure_of, shape_of
@@ -98,7 +98,7 @@ class GatewayApp:
                 raise
             if call is None and refusable:  # a request all the same, for those who count
                 call = make_call(scope, b"", peek(b"", headers), client)
-                call.began_s = request_began.get()
+                call.began_s = current_request.get()[1]
             await self._refuse(failure_of(error), scope, call, send)
         finally:
             held.release()
@@ -126,17 +126,8 @@ def takes_json(path: str, given: Headers) -> bool:
 
 
 def make_call(scope: Scope, body: bytes, peeked: Peek, client: ClientKey | None) -> Call:
-    path: str = scope["path"]
-    query: bytes = scope["query_string"]
-    request_id: str = scope[REQUEST_ID_KEY]
-    return Call(
-        method=scope["method"],
-        path=path,
-        target=scope["raw_path"] + b"?" + query if query else scope["raw_path"],
-        headers=upstream_headers(scope["headers"], scope[HEADERS_KEY], request_id, scope["client"]),
-        body=body,
-        peek=peeked,
-        request_id=request_id,
-        client_name=None if client is None else client.name,
-        tenant=client is not None,
-    )
+    raw_path, query, request_id = scope["raw_path"], scope["query_string"], scope[REQUEST_ID_KEY]
+    target = raw_path + b"?" + query if query else raw_path
+    headers = upstream_headers(scope["headers"], scope[HEADERS_KEY], request_id, scope["client"])
+    name = None if client is None else client.name
+    return Call(scope["method"], scope["path"], target, headers, body, peeked, request_id, name, client is not None)

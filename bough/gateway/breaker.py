@@ -41,7 +41,7 @@ class Breaker:
 
     def succeeded(self) -> None:
         self._failures = 0
-        if self._state is BreakerState.HALF_OPEN:
+        if not self.closed and self._state is BreakerState.HALF_OPEN:
             self.abandoned()
             self._successes += 1
             if self._successes >= self._settings.cb_success_threshold:
@@ -49,7 +49,7 @@ class Breaker:
 
     def proved(self) -> bool:
         """Counts a stream that works as a successful trial before it ends; returns whether it counted."""
-        if self._state is not BreakerState.HALF_OPEN:
+        if self.closed or self._state is not BreakerState.HALF_OPEN:
             return False
         self.succeeded()
         return True

@@ -91,7 +91,8 @@ class TokenBucket:
         return 0.0 if self._level >= 1.0 else (1.0 - self._level) / self.rate
 
     def add(self, tokens: float) -> None:
-        self._level = min(self.burst, self._level + tokens)
+        level = self._level + tokens
+        self._level = level if level < self.burst else self.burst
 
 
 def take_from_all(buckets: Sequence[TokenBucket], now_s: float) -> float:

@@ -48,7 +48,7 @@ class Gateway:
         self.sticky = StickyResponses()
         self.log = AccessLog(settings.access_log)
         self.clients = Clients(settings)
-        parts = (self.dispatch, self.policies, self.cache_watch, self.upstream, settings, self.metrics, self.sticky)
+        parts = (self.dispatch, self.cache_watch, self.upstream, settings, self.metrics, self.sticky)
         self._proxy = Proxy(*parts, self.pairing)
         self._traces = traces_to(settings.otlp_endpoint)
         self._running: dict[Scope, float] = {}  # the scope of each call, and when its time is up

@@ -6,6 +6,7 @@ A request that can be sent gets a `Lease` at once; any other waits in a bounded 
 import asyncio
 import bisect
 import itertools
+import operator
 import time
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from bough.server.errors import HttpError
 
 PATIENCE_LOOK_S = 0.5
 NO_WORKER_PATIENCE_S = 10.0  # for a worker to come back; longer only for those that the gateway itself restarts
+_is_closed = operator.attrgetter("breaker.closed")
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +40,7 @@ class Dispatch(RegistryListener):
         self._policies = policies
         self._settings = settings
         self._limit = settings.max_concurrent_requests
+        self._workers_limited = settings.max_concurrent_per_worker != UNLIMITED
         self.active = 0  # admitted and not finished
         self._waiting: list[Waiter] = []
         self._numbers = itertools.count()
@@ -96,7 +99,8 @@ class Dispatch(RegistryListener):
             return None
         now_s, routing = time.monotonic(), call.peek.routing
         candidates = self._candidates(call)
-        candidates = [w for w in candidates if (w.limit is None and w.breaker.closed) or w.admits(now_s)]
+        if self._workers_limited or not all(map(_is_closed, candidates)):
+            candidates = [worker for worker in candidates if worker.admits(now_s)]
         if not candidates:
             return None
         # One that has failed this request gets it again only when no other is left.
@@ -109,6 +113,7 @@ class Dispatch(RegistryListener):
             call.admitted = True
             self.active += 1
         worker.breaker.begin(now_s)
+        policy.routed(worker.id, routing)
         call.worker, call.expected_cached = worker, choice.expected_cached
         if call.pinned is not None:
             call.reason = "it holds what the request continues"

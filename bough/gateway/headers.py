@@ -35,4 +35,8 @@ def passing(raw: RawHeaders, named: Headers, left_out: frozenset[bytes]) -> list
     if b"connection" in named:
         hops = b",".join(value for name, value in raw if name == b"connection")
         left_out = left_out.union(word.strip().lower() for word in hops.split(b","))
-    return [header for header in raw if header[0] not in left_out]
+    kept = []
+    for header in raw:  # for so few a comprehension would cost as much again
+        if header[0] not in left_out:
+            kept.append(header)
+    return kept

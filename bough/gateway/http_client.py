@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from bough.gateway.headers import RawHeaders
 from bough.gateway.upstream_response import UpstreamResponse
 from bough.gateway.worker import Worker
+from bough.server.http_protocol import head_of
 
 IDLE_S = 30.0  # our servers close idle connections later than that, so a request seldom meets one that is closing
 CONNECT_TIMEOUT_S = 5.0  # on one network a host that has not answered by then is not there
@@ -70,7 +71,7 @@ class HttpClient:
         raw = _head(origin, method, target, headers, body)
         while True:
             connection = self._take(origin) or await self._connect(origin)
-            response = connection.send(raw, body, to_head=method == "HEAD")
+            response = connection.send(raw, body, method == "HEAD")
             try:
                 while not response.status:
                     await response.more()
@@ -160,8 +161,8 @@ class _Connection(asyncio.Protocol):
     def is_usable(self, now_s: float) -> bool:
         return not self._lost and now_s - self._idle_since_s < IDLE_S
 
-    def send(self, head: bytes, body: bytes, *, to_head: bool) -> UpstreamResponse:
-        self._response = response = UpstreamResponse(self.transport, self.loop, to_head=to_head, on_close=self.finished)
+    def send(self, head: bytes, body: bytes, to_head: bool) -> UpstreamResponse:
+        self._response = response = UpstreamResponse(self.transport, self.loop, to_head, self.finished)
         if self._lost:
             response.lost(None)
         elif len(body) > LONG:
@@ -195,14 +196,11 @@ class _Connection(asyncio.Protocol):
 
 
 def _head(origin: Origin, method: str, target: bytes, headers: RawHeaders, body: bytes) -> bytes:
-    first = method.encode() + b" " + origin.prefix + target + b" HTTP/1.1\r\nHost: " + origin.name
-    lines = [first, *map(b": ".join, headers)]
+    first = method.encode() + b" " + origin.prefix + target + b" HTTP/1.1"
+    lines = [first, b"Host: " + origin.name, *map(b": ".join, headers)]
     if body or method in WITH_BODY:
         lines.append(b"Content-Length: %d" % len(body))
-    head = b"\r\n".join([*lines, b"", b""])
-    if len(head.splitlines()) != len(lines) + 2:  # Host, and the empty one
-        raise ConnectionError("a header with a line break cannot be sent")
-    return head
+    return head_of(lines)
 
 
 _origin = functools.lru_cache(4096)(Origin.of)

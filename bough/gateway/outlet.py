@@ -31,10 +31,8 @@ class Outlet:
     ended = False
 
     def __init__(self, call: Call, send: Send, exchange: Exchange) -> None:
-        self._call = call
-        self._send = send
-        self.exchange = exchange
-        self._write = exchange.write
+        self._call, self._send = call, send
+        self.exchange, self._write = exchange, exchange.write
 
     @property
     def tail(self) -> bytes:

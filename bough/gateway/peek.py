@@ -76,13 +76,8 @@ def peek(body: bytes, headers: Headers) -> Peek:
     model = fields.model if isinstance(fields.model, str) and fields.model else None
     session = headers.get(b"x-smg-routing-key", headers.get(b"x-session-id"))
     target = headers.get(b"x-smg-target-worker")
-    routing = RoutingRequest(
-        model or "",
-        text,
-        ids,
-        None if session is None else session.decode("latin-1"),
-        None if target is None else target.decode("latin-1"),
-    )
+    session_id = None if session is None else session.decode("latin-1")
+    routing = RoutingRequest(model or "", text, ids, session_id, None if target is None else target.decode("latin-1"))
     priority = fields.priority if isinstance(fields.priority, int) else 0
     earlier = fields.previous_response_id
     named = earlier if isinstance(earlier, str) else None
@@ -192,4 +187,4 @@ def _get(place: Any, name: str, otherwise: Any = None) -> Any:
 
 
 def _count(value: Any) -> int:
-    return max(0, value) if isinstance(value, int) else 0
+    return value if isinstance(value, int) and value > 0 else 0

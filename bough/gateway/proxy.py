@@ -23,7 +23,6 @@ from bough.gateway.metrics import GatewayMetrics
 from bough.gateway.outlet import Outlet
 from bough.gateway.pairing import PAIRED_PATHS, Pairing, paired_body
 from bough.gateway.peek import ResponseFields, read_response_fields
-from bough.gateway.policy_table import PolicyTable
 from bough.gateway.relay import Relay
 from bough.gateway.responses import NOT_IMPLEMENTED, AttemptFailedError, OpenStream, Response, read_response, secret_of
 from bough.gateway.resume import CannotResumeError, ResumableText, WorkerFailedError
@@ -72,7 +71,6 @@ def pause_s(settings: GatewaySettings, retry: int, chance: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Proxy:
     dispatch: Dispatch
-    policies: PolicyTable
     cache_watch: CacheWatch
     upstream: Upstream
     settings: GatewaySettings
@@ -173,7 +171,6 @@ class Proxy:
         if call.attempts > 1:
             call.faults.sent(worker)
         self.metrics.attempts[worker.url,] += 1
-        self.policies.of(peek.model).routed(worker.id, peek.routing)
         if self.cache_watch.watching:
             self.cache_watch.sent(worker, path, call.body, peek.routing)
         headers = [*call.headers, RESUME_HEADER] if peek.streams and path in RESUMABLE_PATHS else call.headers

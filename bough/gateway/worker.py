@@ -179,8 +179,9 @@ class Lease(Scope):
 
     def prefilled(self) -> None:
         """The first token is there: the prompt is computed."""
-        self.worker.prefill_tokens = max(0.0, self.worker.prefill_tokens - self._prefill_tokens)
-        self._prefill_tokens = 0.0
+        worker = self.worker
+        left, self._prefill_tokens = worker.prefill_tokens - self._prefill_tokens, 0.0
+        worker.prefill_tokens = left if left > 0.0 else 0.0
 
     def prove(self) -> None:
         """The first event of a stream counts as a success for a worker on trial; otherwise the whole stream does."""

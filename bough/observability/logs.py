@@ -4,8 +4,8 @@ import logging
 import sys
 from contextvars import ContextVar
 
-current_request: ContextVar[str] = ContextVar("current_request", default="")
-request_began: ContextVar[float] = ContextVar("request_began", default=0.0)  # when HTTP brought it
+# Its id, and when HTTP brought it. It is set in the context of the request's own task.
+current_request: ContextVar[tuple[str, float]] = ContextVar("current_request", default=("", 0.0))
 
 
 def set_up_logging(role: str, level: str) -> None:
@@ -19,6 +19,6 @@ def set_up_logging(role: str, level: str) -> None:
 
 
 def _add_request(record: logging.LogRecord) -> bool:
-    identity = current_request.get()
+    identity = current_request.get()[0]
     record.request = f"[{identity}] " if identity else ""
     return True

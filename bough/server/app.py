@@ -20,7 +20,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough.core.server_settings import EdgeSettings, ServerSettings
-from bough.observability.logs import current_request, request_began
+from bough.observability.logs import current_request
 from bough.observability.request_meter import RequestMeter
 from bough.server.bodies import RECORDED_KEY, RECORDER_KEY, SETTINGS_KEY
 from bough.server.browsers import BrowserRules, allowed_origins
@@ -200,9 +200,8 @@ class Front:
         if scope["type"] != "http":  # a lifespan or a websocket, which this server does not have
             return
         identity = assign_request_id(scope)
-        token = current_request.set(identity)
-        status = 0
-        request_began.set(began := time.perf_counter())
+        status, began = 0, time.perf_counter()
+        current_request.set((identity, began))
 
         def named_send(message: Message) -> Awaitable[None]:
             nonlocal status
@@ -212,7 +211,7 @@ class Front:
             return send(message)
 
         serving = self.phase is Phase.SERVING
-        counted = self.phase is not Phase.DRAINING  # draining does not wait for requests that arrive after it began
+        counted = serving or self.phase is not Phase.DRAINING  # draining does not wait for what arrives after it began
         if counted:
             self.active += 1
         try:
@@ -235,4 +234,3 @@ class Front:
                 took = (time.perf_counter() - began) * 1000
                 path = quote(scope["path"])  # a decoded one may hold line breaks
                 log.info("%s %s %s in %.1f ms", scope["method"], path, status or "disconnected", took)
-            current_request.reset(token)

@@ -32,11 +32,12 @@ MOST_WAITING = 1 << 16  # bytes of a body that wait for the application before t
 LEAST_BODY = MOST_WAITING  # bytes of a body that must come within the time for it, unless it ends
 MOST_HEAD = 1 << 18  # bytes that come without being of a body: request line and headers, or what follows a body
 MOST_HEADERS = 1000
+CR, LF, HASH = b"\r\n#"
 MOST_PIPELINED = 256  # requests behind one that is being answered
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
-STATUS_LINES = {code: f"HTTP/1.1 {code} {PHRASES.get(code, '')}\r\n".encode() for code in range(100, 600)}
-TEXT = b"content-type: text/plain\r\nconnection: close\r\n"
+STATUS_LINES = {code: f"HTTP/1.1 {code} {PHRASES.get(code, '')}".encode() for code in range(100, 600)}
+TEXT = b"\r\ncontent-type: text/plain\r\nconnection: close\r\n"
 BAD_REQUEST = STATUS_LINES[400] + TEXT + b"content-length: 29\r\n\r\nThis is not an HTTP request.\n"
 TOO_LARGE = STATUS_LINES[431] + TEXT + b"content-length: 74\r\n"
 TOO_LARGE += b"\r\nThe request line and headers may have 256 KiB and 1,000 lines; send less.\n"
@@ -47,6 +48,7 @@ class HttpProtocol(asyncio.Protocol):
     """One connection: requests one after the other. The parser calls the `on_` methods."""
 
     transport: asyncio.Transport
+    _incoming: Exchange  # whose body arrives
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState, body_timeout_s: float) -> None:
         self.state = server_state
@@ -65,7 +67,6 @@ class HttpProtocol(asyncio.Protocol):
         self._unused = 0  # bytes since a head was whole or a piece of a body came
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._incoming: Exchange | None = None  # whose body arrives
         self._current: Exchange | None = None  # that is answered
         self._waiting: deque[Exchange] = deque()  # that came before the one in front had its answer
 
@@ -146,7 +147,6 @@ class HttpProtocol(asyncio.Protocol):
     def _pass_over(self, data: bytes) -> None:
         """A request for another protocol is answered in this one. The parser takes what follows for the other: another
         one reads the body, if there is one."""
-        assert self._incoming is not None
         known = (b"content-length", b"transfer-encoding")
         framing = [b"%b: %b\r\n" % header for header in self._incoming.scope["headers"] if header[0] in known]
         if not framing:
@@ -193,22 +193,22 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        if len(self._headers) > MOST_HEADERS:
-            self._refusal = TOO_LARGE
-            raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
         if self._goes_on:
             self._goes_on = False
             return
         raw_path, _, query = self._url.partition(b"?")
-        if not raw_path.startswith(b"/") or b"#" in self._url:  # with a host or a fragment
+        if not raw_path.startswith(b"/") or HASH in self._url:  # with a host or a fragment
             url = httptools.parse_url(self._url)
             raw_path, query = url.path or b"/", url.query or b""
         path = raw_path.decode("ascii")
         version = self._parser.get_http_version()
         self._unused = 0
         headers, self._headers = self._headers, []  # what follows the body is left out
+        if len(headers) > MOST_HEADERS:
+            self._refusal = TOO_LARGE
+            raise ValueError("too many headers")
         scope: Scope = {
             **self._scope,
             "http_version": version,
@@ -227,13 +227,11 @@ class HttpProtocol(asyncio.Protocol):
             self.pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        assert self._incoming is not None
         self._unused = 0
         if self._incoming.take(body) > MOST_WAITING:
             self.pause_reading()
 
     def on_message_complete(self) -> None:
-        assert self._incoming is not None
         self._unused = 0
         self._incoming.whole = True
         self._incoming.wake()
@@ -254,7 +252,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self._current = exchange
-        exchange.task = self.loop.create_task(exchange.run(self._app))
+        exchange.task = asyncio.Task(exchange.run(self._app), loop=self.loop, name="request")  # a number takes long
         self.state.tasks.add(exchange.task)
 
     def answered(self, exchange: Exchange) -> None:
@@ -399,26 +397,26 @@ class Exchange:
         return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"])
 
     async def send(self, message: Message) -> None:
-        body: bytes = message.get("body", b"")
         if message["type"] == "http.response.start":
             if self.started:
                 raise RuntimeError("a response starts once")
-            whole: bytes | None = message.get(WHOLE_KEY)
-            self._start(message["status"], message.get("headers", ()), None if whole is None else len(whole))
-            if whole is None:
+            body, more = message.get(WHOLE_KEY), False
+            self._start(message["status"], message.get("headers", ()), None if body is None else len(body))
+            if body is None:
                 self.connection.loop.call_soon(self._send_head)
                 return
-            body = whole
+        else:
+            body, more = message.get("body", b""), message.get("more_body", False)
         if self.connection.drained is not None:
             await self.until_writable()
-        self.write(body, message.get("more_body", False))
+        self.write(body, more)
 
     def _start(self, status: int, headers: Any, length: int | None = None) -> None:
         self.keep_alive = self.keep_alive and (self.whole or not self._waits())  # whether its body follows is not known
         bodiless = self.scope["method"] == "HEAD" or status in BODILESS
         self.chunked, self._left = False, length
         lines = [*self.connection.state.default_headers, *headers]
-        named = dict(lines)
+        named = dict(headers)
         if b"connection" in named:
             values = b",".join(value for name, value in lines if name == b"connection")
             self.keep_alive = self.keep_alive and b"close" not in values.lower()
@@ -436,10 +434,7 @@ class Exchange:
             self.keep_alive = False
         if not self.keep_alive:
             lines.append((b"connection", b"close"))
-        head = b"\r\n".join([*map(b": ".join, lines), b"", b""])
-        if len(head.splitlines()) != len(lines) + 1:
-            raise RuntimeError("a header with a line break cannot be sent")
-        self._head, self.started = STATUS_LINES[status] + head, True
+        self._head, self.started = head_of([STATUS_LINES[status], *map(b": ".join, lines)]), True
 
     def _send_head(self) -> None:
         """The body is not there yet."""
@@ -473,3 +468,11 @@ class Exchange:
             self._body, self._body_bytes = [], 0
             self.wake()
             self.connection.answered(self)
+
+
+def head_of(lines: list[bytes]) -> bytes:
+    """The lines of a head, and the empty one behind them."""
+    text = b"".join(lines)
+    if LF in text or CR in text:  # as numbers: to look for bytes takes several times as long
+        raise ConnectionError("a header with a line break cannot be sent")
+    return b"\r\n".join([*lines, b"", b""])

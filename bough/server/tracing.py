@@ -23,7 +23,7 @@ from bough.client.outputs import RequestOutput
 from bough.core.errors import SettingsError
 from bough.core.finish import FinishAbort
 from bough.messages.requests import ProcessCommand
-from bough.observability.logs import current_request, request_began
+from bough.observability.logs import current_request
 from bough.observability.metrics import State
 from bough.observability.timeline import REQUESTS
 from bough.tokenizer.tokenizer import Tokenizer
@@ -156,7 +156,7 @@ class RecentRequests:
 
     def _keep(self, answer: RequestOutput, finish: str) -> None:
         sent = answer.received_at
-        self._times[answer.handle] = (request_began.get() or sent, sent, answer.finished_at, finish)
+        self._times[answer.handle] = (current_request.get()[1] or sent, sent, answer.finished_at, finish)
         if len(self._times) > 2 * REQUESTS:
             del self._times[next(iter(self._times))]
 
@@ -197,7 +197,7 @@ class RequestTraces:
         span.set_attributes(
             {
                 "bough.rid": answer.prompt.rid,
-                "bough.request_id": current_request.get(),
+                "bough.request_id": current_request.get()[0],
                 "bough.cached_tokens": answer.cached_tokens,
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.response.id": answer.prompt.rid,

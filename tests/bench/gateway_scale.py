@@ -57,7 +57,6 @@ def measure_scale(policy: str, workers: int, dialogues: Sequence[Dialogue], user
     """Routes each turn as a request of its own, with as many in flight as there are users."""
     before = psutil.Process().memory_info().rss
     fleet = Fleet.of(policy, workers)
-    policies = fleet.policies.of(MODEL)
     texts = [turn.text for dialogue in dialogues for turn in dialogue]
     running: deque[tuple[Call, Lease]] = deque()
     taken: Counter[str] = Counter()
@@ -68,7 +67,6 @@ def measure_scale(policy: str, workers: int, dialogues: Sequence[Dialogue], user
         call = Call("POST", "/v1/completions", "/v1/completions", (), b"", peek, str(number))
         lease = fleet.dispatch.try_lease(call)
         assert lease is not None, "no worker has a limit"
-        policies.routed(lease.worker.id, routing)
         lease.prefilled()
         taken[lease.worker.id] += 1
         running.append((call, lease))

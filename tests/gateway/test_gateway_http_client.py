@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
@@ -197,6 +199,26 @@ def test_whoever_leaves_early_closes_the_connection(run: Run) -> None:
             await until(lambda: len(server.requests) == 2)
             waiting.cancel()
             await until(lambda: server.gone == 2)
+
+    run(play())
+
+
+@pytest.mark.parametrize("size", [10, 30 << 20])
+def test_an_answer_that_comes_before_the_body_was_sent_is_read_though_a_reset_follows(run: Run, size: int) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await writer.drain()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async def play() -> None:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1])
+            with closing(HttpClient()) as client:
+                answer = await client.request(origin, "POST", b"/x", (), b"x" * size)
+                with closing(answer):
+                    assert (answer.status, await answer.read()) == (413, b"no")
 
     run(play())
 

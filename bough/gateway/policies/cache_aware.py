@@ -31,11 +31,6 @@ class TextTreePolicy(Policy):
         self._now_s = 0.0
         self._evicted_s = 0.0
 
-    def cached(self, request: RoutingRequest) -> Mapping[str, float]:
-        """The share of the prompt that each worker is expected to hold."""
-        chars = len(request.text)
-        return {worker: length / chars for worker, length in self._sent.match(request.text).items()}
-
     def routed(self, worker_id: str, request: RoutingRequest) -> None:
         self._sent.insert(request.text, worker_id, self._now_s)
         self._sent.shrink(worker_id, BURST * self.max_tree_size)
@@ -67,6 +62,11 @@ class CacheAwarePolicy(TextTreePolicy):
             raise SettingsError("balance_abs_threshold must be at least 0, and balance_rel_threshold at least 1.")
         if self.max_load_factor is not None and self.max_load_factor < 1.0:
             raise SettingsError(f"max_load_factor must be at least 1, got {self.max_load_factor}.")
+
+    def cached(self, request: RoutingRequest) -> Mapping[str, float]:
+        """The share of the prompt that each worker is expected to hold."""
+        chars = len(request.text)
+        return {worker: length / chars for worker, length in self._sent.match(request.text).items()}
 
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         cached = self.cached(request)

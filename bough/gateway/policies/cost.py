@@ -8,6 +8,7 @@ spread as soon as requests queue. More than that is copied only to a worker with
 
 import functools
 import itertools
+import math
 import operator
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ OTHERS_WEIGHT = 0.5  # what others had there a second ago is partly gone, and al
 ALIKE = 0.9  # of the most that a worker holds of a prompt: who has that much holds it as well
 HOME_CHARS = 256  # of the beginning of a prompt, by which processes agree on a worker and hot ones are counted
 RECENT, FEW = 64, 4  # prompts in which hot beginnings are counted, and how many are too few to tell
+_speed_of = operator.attrgetter("speed")
 
 
 @dataclass(eq=False)
@@ -48,30 +50,40 @@ class CostPolicy(TextTreePolicy):
     def pick(self, workers: Sequence[WorkerView], request: RoutingRequest) -> Choice:
         text, ids = request.text, request.token_ids
         tokens = len(text) / CHARS_PER_TOKEN if ids is None else float(len(ids))
-        cached = self.cached(request)
-        held = self._with_home(workers, request, cached) if self.home_share else cached
-        loads = [worker.load + OTHERS_WEIGHT * worker.other_load for worker in workers]
-        mean_speed, step, near, alike = _pace(tuple([worker.speed for worker in workers]))
+        chars = len(text) or 1
+        sent = self._sent.match(text)
+        held = self._with_home(workers, text, sent) if self.home_share else sent
+        mean_speed, step, near, alike = _pace(tuple(map(_speed_of, workers)))
+        each, more, of_char = self.request_tokens, self.cache_weight - 1.0, tokens / chars
+        loads, queued, costs = [], [], []
+        for worker in workers:  # in one loop, because a comprehension costs as much as what it does for a few workers
+            load = worker.load + OTHERS_WEIGHT * worker.other_load
+            ahead = worker.prefill_tokens + each * load
+            left = tokens - of_char * held.get(worker.id, 0)
+            loads.append(load)
+            queued.append(ahead)
+            costs.append(ahead + left + more * (left - near) if left > near else ahead + left)
         self._recent.append(text[:HOME_CHARS])
-        if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, cached)):
-            workers, loads = [workers[place] for place in idle], [loads[place] for place in idle]
-        each, more = self.request_tokens, self.cache_weight - 1.0
-        queued = [worker.prefill_tokens + each * load for worker, load in zip(workers, loads, strict=True)]
-        lefts = [tokens * (1.0 - held.get(worker.id, 0.0)) for worker in workers]
-        costs = list(map(operator.add, queued, [n + more * (n - near) if n > near else n for n in lefts]))
-        if held and tokens * max(held.values()) > near:
-            copy = tokens + more * max(0.0, tokens - step)  # where little is yet, it may be computed in passing
-            for place in self._fresh(workers) if copy + min(queued) < min(costs) else ():
+        if 2.0 * min(loads) + 2.0 < sum(loads) / len(loads) and (idle := self._idle(workers, loads, sent)):
+            workers = [workers[place] for place in idle]
+            loads, queued, costs = ([column[place] for place in idle] for column in (loads, queued, costs))
+        copy = tokens + more * (tokens - step) if tokens > step else tokens  # little may be computed in passing
+        if held and copy + min(queued) < min(costs) and of_char * max(held.values()) > near:
+            for place in self._fresh(workers):
                 costs[place] = min(costs[place], copy + queued[place])
         for place, worker in () if alike else enumerate(workers):
             speed = worker.speed / mean_speed if worker.speed else 1.0
             costs[place] /= 1.0 if NEAR_SPEED < speed < 1.0 / NEAR_SPEED else speed
-        least, turns = min(costs) + near, self._turns
+        least = min(costs) + near
         # Among equals the one with the fewest requests, then the one that has waited longest for one.
-        equals = [(loads[place], turns[workers[place].id], place) for place, cost in enumerate(costs) if cost <= least]
-        taken = workers[min(equals)[2]]
-        self._turns[taken.id] = next(self._numbers)
-        share = cached.get(taken.id, 0.0)
+        taken, fewest, longest, turns = workers[0], math.inf, 0.0, self._turns
+        for worker, load, cost in zip(workers, loads, costs, strict=True):
+            if load <= fewest and cost <= least:
+                turn = turns[worker.id]
+                if load < fewest or turn < longest:
+                    taken, fewest, longest = worker, load, turn
+        turns[taken.id] = next(self._numbers)
+        share = sent.get(taken.id, 0) / chars
         return Choice(taken.id, share, tokens * (1.0 - share))
 
     def _fresh(self, workers: Sequence[WorkerView]) -> list[int]:
@@ -80,29 +92,26 @@ class CostPolicy(TextTreePolicy):
         few = sum(sent) / (2 * len(sent))
         return [place for place, size in enumerate(sent) if size < few]
 
-    def _idle(self, workers: Sequence[WorkerView], loads: Sequence[float], cached: Mapping[str, float]) -> list[int]:
+    def _idle(self, workers: Sequence[WorkerView], loads: Sequence[float], held: Mapping[str, float]) -> list[int]:
         """Places of workers with so little to do beside the others that one of them gets the request whatever it has
         cached. A fresh one fills up this way. One that was sent as much as the others has a quiet moment: it gets a
         copy only of what is hot, so that caches differ: of what several workers hold and half of the others, of what is
         more than one worker's share of the last prompts, or of what only workers with far more than the mean hold."""
         mean = sum(loads) / len(loads)
         idle = [place for place, load in enumerate(loads) if 2.0 * load + 2.0 < mean]
-        alike = ALIKE * max(cached.get(worker.id, 0.0) for worker in workers)
-        holders = [load for worker, load in zip(workers, loads, strict=True) if cached.get(worker.id, 0.0) >= alike]
+        alike = ALIKE * max(held.get(worker.id, 0) for worker in workers)
+        holders = [load for worker, load in zip(workers, loads, strict=True) if held.get(worker.id, 0) >= alike]
         spread = len(holders) > 1 and 2 * len(holders) + 1 >= len(workers)
         often = self._recent.count(self._recent[-1]) > max(FEW, len(self._recent) / len(workers))
         if not spread and not often and min(holders) <= 2.0 * (mean + 2.0):
             idle = sorted(set(idle).intersection(self._fresh(workers)))
         return idle
 
-    def _with_home(
-        self, workers: Sequence[WorkerView], request: RoutingRequest, cached: Mapping[str, float]
-    ) -> Mapping[str, float]:
+    def _with_home(self, workers: Sequence[WorkerView], text: str, held: Mapping[str, float]) -> Mapping[str, float]:
         """Another process may have sent a beginning that this one does not know: all expect it at the same worker."""
-        chars = len(request.text)
-        if chars < HOME_CHARS or any(cached.get(worker.id, 0.0) * chars >= HOME_CHARS for worker in workers):
-            return cached
-        return {**cached, ranking(request.text[:HOME_CHARS], workers)[0].id: self.home_share}
+        if len(text) < HOME_CHARS or any(held.get(worker.id, 0) >= HOME_CHARS for worker in workers):
+            return held
+        return {**held, ranking(text[:HOME_CHARS], workers)[0].id: self.home_share * len(text)}
 
     def removed(self, worker_id: str) -> None:
         super().removed(worker_id)

@@ -52,8 +52,8 @@ class TextTree:
     def match(self, text: str, since: float = 0.0) -> dict[str, int]:
         """How many leading characters of `text` each worker was sent at `since` or later."""
         held: dict[str, int] = {}
-        node, depth = self._root, 0
-        while depth < len(text):
+        node, depth, length = self._root, 0, len(text)
+        while depth < length:
             child = node.children.get(text[depth])
             if child is None:
                 break

@@ -133,7 +133,15 @@ class Registry:
         return model in self._models
 
     def serving(self, model: str | None) -> list[Worker]:
-        return [worker for worker in self._workers.values() if worker.serves(model)]
+        """Those that have the model. A name that none reports may be `model:adapter`, or an adapter or another name
+        that the workers of a single model take: then they decide."""
+        workers = list(self._workers.values())
+        found = [worker for worker in workers if worker.serves(model)]
+        if found or model is None:
+            return found
+        base = model.partition(":")[0]
+        one = len({worker.capabilities.models[:1] for worker in workers}) == 1  # a model is listed before its adapters
+        return [worker for worker in workers if worker.ever_healthy and (one or worker.serves(base))]
 
     def available(self, model: str | None) -> list[Worker]:
         """Those that get the model's requests; not to be changed."""

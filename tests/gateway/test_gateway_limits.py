@@ -245,10 +245,10 @@ def test_names_that_clients_make_up_have_no_policy_of_their_own() -> None:
             red = next(worker for worker in d.gateway.registry if worker.capabilities.models)
             d.gateway.registry.remove(red)
             assert set(d.gateway.policies._policies) == {None}
-        async with workers(FakeWorker("red")) as (fake,), desk(fake, policy="cache_aware") as d:
+        async with workers(FakeWorker("red"), FakeWorker("blue")) as fakes, desk(*fakes, policy="cache_aware") as d:
             for number in range(5):
                 assert (await d.post("/v1/completions", {"model": f"made-up-{number}", "prompt": "x"}))[0] == 404
-            assert set(d.gateway.policies._policies) == {"red"}
+            assert set(d.gateway.policies._policies) == {"red", "blue"}
 
     asyncio.run(main())
 

@@ -105,6 +105,22 @@ def test_models_are_routed_by_name_and_an_unknown_one_is_told_the_others() -> No
     asyncio.run(main())
 
 
+def test_workers_of_one_model_decide_about_other_names_and_adapters_go_to_their_model() -> None:
+    async def main() -> None:
+        async with workers(FakeWorker("red"), FakeWorker("red")) as fakes, desk(*fakes) as d:
+            for name in ("default", "red:fox", "fox"):
+                assert (await d.post("/v1/completions", {"model": name, "prompt": "x"}))[0] == 200
+            sent = {body["model"] for fake in fakes for path, _, body in fake.requests if path == "/v1/completions"}
+            assert sent == {"default", "red:fox", "fox"}
+        async with workers(FakeWorker("red"), FakeWorker("blue")) as (red, blue), desk(red, blue) as d:
+            for _ in range(3):
+                assert (await d.post("/v1/completions", {"model": "red:fox", "prompt": "x"}))[1]["port"] == red.port
+            for name in ("default", "green:fox", "fox"):
+                assert (await d.post("/v1/completions", {"model": name, "prompt": "x"}))[0] == 404
+
+    asyncio.run(main())
+
+
 def test_a_models_policy_changes_at_run_time() -> None:
     async def main() -> None:
         async with desk() as d:

@@ -39,8 +39,13 @@ log = logging.getLogger("bough.gateway.service")  # also as `__main__`, in a fur
 def run_gateway(settings: GatewaySettings) -> None:
     set_up_logging("gateway", settings.log_level)
     check_tracing(settings.otlp_endpoint)
+
+    def tell(url: str) -> None:
+        page = "" if settings.disable_ui else f" (its page: {url}/ui)"
+        print(f"The gateway is served at {url}{page}", flush=True)
+
     with listening(settings) as listener:
-        uvloop.run(serve(settings, listener, lambda url: print(f"The gateway is served at {url}", flush=True)))
+        uvloop.run(serve(settings, listener, tell))
 
 
 async def serve(

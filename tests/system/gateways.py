@@ -35,9 +35,9 @@ class GatewayProcess:
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"served at (\S+)", line)
-        assert found, f"the gateway did not start: {line}{self.log()}"
+        self.line = self.process.stdout.readline()
+        found = re.search(r"served at (\S+)", self.line)
+        assert found, f"the gateway did not start: {self.line}{self.log()}"
         self.url = found[1]
 
     def log(self) -> str:

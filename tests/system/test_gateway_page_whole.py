@@ -29,6 +29,7 @@ def test_an_answers_timeline_and_a_nodes_text_come_from_the_engine_that_has_them
             assert reply.status_code == 200, reply.text
             return reply.json()
 
+        assert gateway.line == f"The gateway is served at {gateway.url} (its page: {gateway.url}/ui)\n"
         gateway.wait_for(1, headers=root)
         body = {"messages": [{"role": "user", "content": "Which trees grow here?"}], "max_tokens": 4}
         chat = f"{gateway.url}/v1/chat/completions"

@@ -107,7 +107,9 @@ check: $(STAMP)
 test: kernels clients schemas check
 	$(PYTEST) -m "not slow and not long and not gpu"
 
+# They wait for processes that they start and kill, so one more runs than there are cores.
 test-slow: kernels clients client-tools schemas
+	PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(BIN)/python -c 'import psutil; print((psutil.cpu_count(logical=False) or 1) + 1)') \
 	$(PYTEST) -m "slow and not long and not gpu"
 
 test-long: kernels clients schemas

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from bough import Engine
-from bough.core.plan import BatchPlan
+from bough.core.plan import BatchPlan, Executor
 from bough.core.settings import Settings
 from bough.executor.build import build_executor
 from bough.executor.cuda_executor import CudaExecutor
@@ -49,7 +49,7 @@ def drafted(step: int, batch: int, width: int, draw: np.random.Generator) -> Bat
     return replace(plan, query_lens=given + 1, given=given, tokens=tokens)
 
 
-def run_steps(executor: CudaExecutor, batch: int, width: int, steps: int) -> tuple[float, float]:
+def run_steps(executor: Executor, batch: int, width: int, steps: int) -> tuple[float, float]:
     """Milliseconds of a step on the device, and on the wall: one step is launched ahead."""
     draw, spans, before = np.random.default_rng(0), [], None
     began = time.perf_counter()
@@ -66,8 +66,9 @@ def run_steps(executor: CudaExecutor, batch: int, width: int, steps: int) -> tup
 
 
 def verify(shape: str) -> None:
+    """`shape` may be `default`, the default model itself, also on a CPU."""
     flags: dict[str, Any] = {
-        "model_shape": shape,
+        **({} if shape == "default" else {"model_shape": shape}),
         "context_length": 4096,
         "max_running_requests": max(BATCHES),
         "max_total_tokens": max(BATCHES) * (KEYS + ROOM),
@@ -77,29 +78,31 @@ def verify(shape: str) -> None:
     }
     settings = Settings.from_flat(flags)
     executor = build_executor(find_files(settings.model), settings).executor
-    assert isinstance(executor, CudaExecutor)
-    size, drafts = settings.memory.page_size, executor._drafted.graphs
-    each, of_one = -(-(KEYS + ROOM) // size), dict[int, float]()
+    each, of_one = -(-(KEYS + ROOM) // settings.memory.page_size), dict[int, float]()
     for batch in BATCHES:
         for width in WIDTHS:
             for row in range(batch):  # each measurement begins with the same keys
                 pages = np.arange(1 + row * each, 1 + (row + 1) * each, dtype=np.int32)
                 executor.launch(prompt_plan(row, np.arange(KEYS, dtype=np.int32) % 1000 + row, pages)).wait()
-            kinds = executor._few_keys_graphs, executor._decode_graphs
-            short = executor._drafted.few_keys
-            captured = kinds if width == 1 else (drafts[width], *((short[width],) if width in short else ()))
-            for graphs in captured:
-                if batch in graphs._sizes and batch not in graphs._graphs:
-                    with torch.inference_mode():
-                        graphs._graphs[batch] = graphs._capture(batch)
+            by = capture(executor, batch, width) if isinstance(executor, CudaExecutor) else "CPU"
             run_steps(executor, batch, width, 4)
             device_ms, wall_ms = run_steps(executor, batch, width, STEPS)
             of_one.setdefault(batch, device_ms)
             found = {"shape": shape, "batch": batch, "tokens_a_row": width, "keys": KEYS, "device_ms": device_ms}
             found |= {"wall_ms": wall_ms, "times_one": device_ms / of_one[batch]}
-            captured_size = width == 1 or batch in drafts[width]._graphs
-            report(found | {"by": "graph" if captured_size else "host"})
+            report(found | {"by": by})
     executor.close()
+
+
+def capture(executor: CudaExecutor, batch: int, width: int) -> str:
+    """Has steps of this size launched by a CUDA graph, where there is one."""
+    kinds, drafts = (executor._few_keys_graphs, executor._decode_graphs), executor._drafted.graphs
+    short = executor._drafted.few_keys
+    for graphs in kinds if width == 1 else (drafts[width], *((short[width],) if width in short else ())):
+        if batch in graphs._sizes and batch not in graphs._graphs:
+            with torch.inference_mode():
+                graphs._graphs[batch] = graphs._capture(batch)
+    return "graph" if width == 1 or batch in drafts[width]._graphs else "host"
 
 
 def distil(texts: str, draft: str, whole: str | None, layers: int, steps: int, batch_size: int = 32) -> None:

@@ -258,14 +258,23 @@ class Committer:
                 self.generated_tokens += request.unsent  # what its grammar had the answer begin with
                 self.prompt_tokens += request.prompt_len
                 self.cached_tokens += request.cached_tokens
-                scores, constraint = request.input_logprobs, request.constraint
-                joined = pack_logprobs(PositionLogprobs.joined(scores)) if scores else None
-                warnings = request.warnings + (() if constraint is None else constraint.warnings)
-                fetched = request.fetched_tokens if self._batch.cache.tiered else None
-                took_s = request.ran_s + self._clock() - request.since
-                cost = request.prompt_len, request.cached_tokens, request.queue_time_s, joined, took_s
-                told = warnings, self._weight_version, fetched, request.storage
-                started.append(Started(request.handle, *cost, *told))
+                constraint = request.constraint
+                started.append(
+                    Started(
+                        request.handle,
+                        request.prompt_len,
+                        request.cached_tokens,
+                        request.queue_time_s,
+                        pack_logprobs(PositionLogprobs.joined(request.input_logprobs))
+                        if request.input_logprobs
+                        else None,
+                        request.ran_s + self._clock() - request.since,
+                        request.warnings + (() if constraint is None else constraint.warnings),
+                        self._weight_version,
+                        request.fetched_tokens if self._batch.cache.tiered else None,
+                        request.storage,
+                    )
+                )
         return started
 
 

@@ -112,6 +112,7 @@ def test_workers_of_one_model_decide_about_other_names_and_adapters_go_to_their_
                 assert (await d.post("/v1/completions", {"model": name, "prompt": "x"}))[0] == 200
             sent = {body["model"] for fake in fakes for path, _, body in fake.requests if path == "/v1/completions"}
             assert sent == {"default", "red:fox", "fox"}
+            assert set(d.gateway.policies._policies) <= {None, "red"}, "names that clients make up have no policy"
         async with workers(FakeWorker("red"), FakeWorker("blue")) as (red, blue), desk(red, blue) as d:
             for _ in range(3):
                 assert (await d.post("/v1/completions", {"model": "red:fox", "prompt": "x"}))[1]["port"] == red.port

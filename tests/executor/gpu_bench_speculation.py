@@ -17,7 +17,6 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,18 +136,21 @@ def distil(texts: str, draft: str, whole: str | None, layers: int, steps: int, b
     small.bfloat16().save_pretrained(draft)
 
 
-def serve(kind: str, draft: str | None, model: str | None, settle_s: float, batches: Sequence[int]) -> None:
+def serve(options: argparse.Namespace) -> None:
     """An engine with drafts and one without, in turns."""
+    kind, draft, model, batches = options.what, options.draft, options.model, options.batch_size
     rows = max(batches)
     flags: dict[str, Any] = {"context_length": 2048, "max_running_requests": rows, "max_total_tokens": 2048 * rows}
     given = {"speculative_algorithm": kind, "speculative_ngram_capacity": 0, "speculative_draft_model_path": draft}
     with Engine(model, **flags) as without, Engine(model, **flags, **given) as speculating:
         for engine in (without, speculating):
             engine.generate(list(LOADS.values()), {"max_new_tokens": 8})
-        time.sleep(settle_s)  # graphs are captured when nothing runs
+        time.sleep(options.settle)  # graphs are captured when nothing runs
         for load in LOADS:
             for batch in batches:
-                report({"speculation": kind, **compare(without, speculating, load, batch, NEW_TOKENS, ROUNDS)})
+                report(
+                    {"speculation": kind, **compare(without, speculating, load, batch, options.tokens, options.rounds)}
+                )
 
 
 def report(line: dict[str, Any]) -> None:
@@ -166,6 +168,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="batches from which it learns")
     parser.add_argument("--model", help="another model than the default one")
     parser.add_argument("--settle", type=float, default=10.0, help="seconds in which graphs are captured")
+    parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="after the first")
     parser.add_argument("--limit", type=int, default=60, help="seconds after which it is ended")
     options = parser.parse_args()
     signal.alarm(options.limit)
@@ -174,7 +178,7 @@ def main() -> None:
     elif options.part == "distil":
         distil(options.what, options.draft, options.model, options.layers, options.steps)
     else:
-        serve(options.what, options.draft, options.model, options.settle, options.batch_size)
+        serve(options)
 
 
 if __name__ == "__main__":

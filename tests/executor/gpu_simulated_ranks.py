@@ -247,7 +247,7 @@ def measure_protocol(case: Case, folder: Path, rows: int) -> Any:
         runner.capture_used()
     yield
     seconds: dict[str, dict[str, list[float]]] = {load: {name: [] for name in runners} for load in ("W1", "W3")}
-    for load, jobs, turns in (("W3", w3, 6), ("W1", w1, 4)):
+    for load, jobs, turns in (("W3", w3, 16), ("W1", w1, 8)):
         for turn in range(turns):  # a prompt that is cached costs both the same
             for name in list(runners)[:: 1 - 2 * (turn % 2)]:
                 seconds[load][name].append(runners[name].run(jobs))

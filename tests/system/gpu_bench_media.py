@@ -143,12 +143,12 @@ def report(line: dict[str, Any]) -> None:
     print(json.dumps(rounded), flush=True)
 
 
-async def measure(bench: Bench, shape: str, count: int, sides: list[int]) -> None:
+async def measure(bench: Bench, shape: str, count: int, sides: list[int], *, gaps_only: bool) -> None:
     await bench.show(pictures(8, sides[0], seed=0))
     while (await asyncio.to_thread(bench.state))["warming_up"]:  # graphs are captured in idle moments
         await asyncio.sleep(0.5)
     for side in sides:
-        for distinct in (count, 4):
+        for distinct in (count,) if gaps_only else (count, 4):
             images = pictures(distinct, side, seed=side + distinct) * (count // distinct)
             report({"shape": shape, "side": side, "images": count, "distinct": distinct, **await bench.show(images)})
         floods = {"nothing": [], "prompts": [None] * (count // 2), "images": pictures(count // 2, side, seed=side + 1)}
@@ -161,14 +161,18 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--sides", type=int, nargs="+", default=[336, 1024])
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of the engine")
+    parser.add_argument("--gaps-only", action="store_true", help="leaves out repeated images")
     parser.add_argument("--limit", type=int, default=150, help="seconds after which it is ended")
     options = parser.parse_args()
     signal.alarm(options.limit)
     with tempfile.TemporaryDirectory() as folder:
         place = write_folder(Path(folder), options.shape)
-        flags = {"load_format": "dummy", "context_length": 4096, "max_running_requests": 128}
+        flags = {"load_format": "dummy", "context_length": 4096, "max_running_requests": 128, **options.engine}
         with Engine(folder, mm_processor_worker_num=8, **flags) as engine:
-            asyncio.run(measure(Bench(engine, place), options.shape, options.images, options.sides))
+            asyncio.run(
+                measure(Bench(engine, place), options.shape, options.images, options.sides, gaps_only=options.gaps_only)
+            )
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ one piece of one tensor is in memory at any moment.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from tqdm import tqdm
@@ -16,7 +15,7 @@ from bough.core.errors import ModelError
 from bough.core.model_config import ModelConfig
 from bough.distributed.topology import Topology
 from bough.kernels.quant_linear.packed import FillingWeight, Format, format_for, of_tables, packed_bytes
-from bough.layers.weights import Form, KeptRows, WeightSlot
+from bough.layers.weights import Form, WeightSlot
 from bough.loader.catalogue import home
 from bough.loader.ctranslate2 import read_tensors
 from bough.loader.gguf_file import GgufFile
@@ -30,10 +29,7 @@ from bough.models.names import NESTED, Stored, find_tensors, nested
 from bough.models.registry import FALLBACK, find_family, find_gguf_family
 from bough.native.library import cpu_name
 
-Band = torch.Tensor | KeptRows
-
 PIECE_VALUES = 16 << 20  # larger tensors are read a band of rows at a time
-PIECES_AHEAD = 2  # are read while one crosses to the device
 PIECE_ROWS = 16  # packed weights take whole tiles of rows
 PICKLES = ("*.bin", "*.pt", "*.pth")
 UNUSED_IN_GGUF = ("attn_rot_embd.weight", "attn_rot_embd.freqs")  # frequencies that follow from the configuration
@@ -133,55 +129,23 @@ def load_weights(
             if slot.packing is not None:
                 _fill_packed(slot, slot.packing, source, cache)
                 bar.update(slot.target.nbytes)
-        for slot, first, read in _read([slot for slot in needed if slot.packing is None], source, device):
-            # It crosses to the device in the checkpoint's own type, and is converted there.
-            band = _each(read, lambda part: part.to(device, non_blocking=True))
-            if isinstance(band, torch.Tensor):
+                continue
+            for first, index in _pieces(slot, source.shape(slot.name)):
+                if slot.keep is not None:
+                    kept = source.read_kept(slot.name, index)
+                    slot.keep(first, type(kept)(*(part.to(device) for part in kept)))
+                    bar.update(slot.target[first : first + len(kept[0])].nbytes)
+                    continue
+                # Crosses to the device in the checkpoint's own type, and is converted there.
+                band = source.read(slot.name, index).to(device)
                 slot.fill(first, band)
-                count = len(band)
-            else:
-                assert slot.keep is not None
-                slot.keep(first, band)
-                count = len(band[0])
-            bar.update(slot.target[first : first + count].nbytes)
+                bar.update(band.numel() * slot.target.element_size())
 
     if cache is not None:
         cache.save()
         for slot in needed:
             if slot.packing is not None:
                 _adopt_kept(slot, slot.packing, source, cache)
-
-
-def _read(
-    slots: Iterable[WeightSlot], source: WeightSource, device: torch.device
-) -> Iterator[tuple[WeightSlot, int, Band]]:
-    """The pieces of the slots. While one crosses to a GPU, a thread reads the next ones from the disk."""
-
-    def read(slot: WeightSlot, index: Index) -> Band:
-        return source.read(slot.name, index) if slot.keep is None else source.read_kept(slot.name, index)
-
-    def read_whole(slot: WeightSlot, index: Index) -> Band:
-        """Into memory that a GPU copies by itself: what a file's mapping gives is not read yet."""
-        return _each(read(slot, index), lambda part: part.pin_memory() if part.device.type == "cpu" else part)
-
-    pieces = ((slot, *piece) for slot in slots for piece in _pieces(slot, source.shape(slot.name)))
-    if device.type != "cuda":
-        yield from ((slot, first, read(slot, index)) for slot, first, index in pieces)
-        return
-    own = torch.cuda.current_device()  # a thread's is the first one
-    with ThreadPoolExecutor(1, "weights", torch.cuda.set_device, (own,)) as reader:
-        coming = deque[tuple[WeightSlot, int, Future[Band]]]()
-        for slot, first, index in pieces:
-            coming.append((slot, first, reader.submit(read_whole, slot, index)))
-            if len(coming) > PIECES_AHEAD:
-                begun = coming.popleft()
-                yield *begun[:2], begun[2].result()
-        for slot, first, begin in coming:
-            yield slot, first, begin.result()
-
-
-def _each(band: Band, act: Callable[[torch.Tensor], torch.Tensor]) -> Band:
-    return act(band) if isinstance(band, torch.Tensor) else type(band)(*map(act, band))
 
 
 def _adopt_kept(slot: WeightSlot, weight: FillingWeight, source: WeightSource, cache: PackedCache) -> bool:

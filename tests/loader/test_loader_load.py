@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -45,28 +44,6 @@ def test_each_slot_gets_its_part_in_its_own_type(
     assert (fused[:2] == -1).all() and (fused[7:] == -1).all()
     assert torch.equal(columns, MATRIX[:, 2:])
     assert torch.equal(vector, torch.arange(4.0))
-
-
-@pytest.mark.parametrize("piece", [1, 1 << 20])
-def test_a_thread_reads_ahead_for_a_gpu(source: SafetensorsSource, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, into memory that the GPU copies by itself, and with the rank's own device."""
-    monkeypatch.setattr(load, "PIECE_VALUES", piece)
-    devices, readers = list[int](), set[str]()
-
-    def pin(part: torch.Tensor) -> torch.Tensor:
-        readers.add(threading.current_thread().name)
-        return part.clone()
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    matrix, vector = torch.empty(10, 4), torch.empty(4)
-    slots = [WeightSlot("v", vector), WeightSlot("m", matrix)]
-    for slot, first, band in load._read(slots, source, torch.device("cuda", 3)):
-        assert isinstance(band, torch.Tensor)
-        slot.fill(first, band)
-    assert torch.equal(matrix, MATRIX) and torch.equal(vector, torch.arange(4.0))
-    assert devices == [3] and readers == {"weights_0"}
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -20,7 +20,7 @@ from bough.core.plan import Executor, HostMemory, IntArray, Limits
 from bough.core.settings import MemorySettings
 from bough.memory.tree.audit import Audit
 from bough.memory.tree.events import HOST, KVEvent
-from bough.memory.tree.node import key_of
+from bough.memory.tree.node import Node, key_of
 from bough.memory.tree.tree import NO_PAGES, Match
 from bough.scheduler.ports import LowerTier
 from bough.scheduler.prefix_cache import PrefixCache
@@ -31,6 +31,9 @@ MEMORY = 0.7  # of the rate that was known before, when a further copy is slower
 AT_ONCE = 16  # requests whose pages are copied out beside a plan: each takes the host a tenth of a millisecond
 MOST_DUE, MOST_SHARE = 64, 0.25  # requests that wait for that while plans follow each other, and the cache they fill
 TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong
+
+
+Noted = tuple[IntArray, str, int]  # tokens, their namespace, and the time of the device's tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,9 @@ class TieredCache(PrefixCache):
         self.below: LowerTier | None = None
         self._page_bytes = [limits.copied_bytes(group) for group in range(len(limits.groups))]
         self.use_policy(memory.hicache_write_policy)
-        self._noted: list[tuple[IntArray, str]] = []  # what can be copied out when the plan in the making is launched
-        self._due: list[tuple[IntArray, str]] = []  # what can be copied out
+        self._noted: list[Noted] = []  # what can be copied out when the plan in the making is launched
+        self._due: list[Noted] = []  # what can be copied out
+        self._reading = np.zeros(1 + limits.pages[0], dtype=np.int32)  # how many copies under way read each page
         self._most_due = MOST_SHARE * limits.pages[0] * limits.page_size
         self.under_way: deque[Transfer] = deque()  # in the order in which they end
         self.rate = CopyRate()  # of copies in
@@ -110,7 +114,7 @@ class TieredCache(PrefixCache):
         # may want to find a prompt in a store at once.
         early = bool(self.groups) or self.below is not None
         if self._policy == "write_through" and ended != early:
-            (self._due if ended else self._noted).append((tokens.copy(), namespace))
+            (self._due if ended else self._noted).append((tokens.copy(), namespace, self.tree.clock))
 
     def launched(self) -> None:
         self._due, self._noted = self._due + self._noted, []
@@ -118,7 +122,7 @@ class TieredCache(PrefixCache):
             self._write_due(len(self._due))  # before the next plan lets go of pages
 
     def copy_out(self, resting: bool) -> None:
-        if resting or len(self._due) > MOST_DUE or sum(len(tokens) for tokens, _ in self._due) > self._most_due:
+        if resting or len(self._due) > MOST_DUE or sum(len(tokens) for tokens, *_ in self._due) > self._most_due:
             self._write_due(max(AT_ONCE, len(self._due) // AT_ONCE))  # more where more end with each plan
         while self.under_way and self.under_way[0].ticket.ready():
             self._finish(self.under_way.popleft())
@@ -126,7 +130,7 @@ class TieredCache(PrefixCache):
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
-            self._noted.append((tokens[: match.length].copy(), namespace))
+            self._noted.append((tokens[: match.length].copy(), namespace, self.tree.clock))
         self.load_s = 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
@@ -192,7 +196,7 @@ class TieredCache(PrefixCache):
 
     def _write_due(self, most: int) -> None:
         now, self._due = self._due[:most], self._due[most:]
-        self._write(now, beside=True)
+        self._write([each[:2] for each in now], beside=True)
 
     def _write(self, noted: Sequence[tuple[IntArray, str]], *, beside: bool) -> None:
         """Copies to the host what the device has of these tokens and the host has not: what many requests have
@@ -211,16 +215,21 @@ class TieredCache(PrefixCache):
             apart = beside and not group
             command = CopyPagesOut(pages, self._buffers[group], group, slots, apart)
             read = pages if apart else NO_PAGES
+            self._reading[read] += 1
             self.under_way.append(Transfer(self._executor.control(command), command, read, () if left else noted))
 
     def _evict(self, count: int) -> IntArray:
-        self._write_due(len(self._due))
-        before = (lambda leaf: self._write([key_of(leaf)], beside=False)) if self._policy == "write_back" else None
-        pages = self.tree.evict(count, before)
-        touched = [i for i, transfer in enumerate(self.under_way) if np.isin(transfer.read, pages).any()]
-        for _ in range(touched[-1] + 1 if touched else 0):
+        pages = self.tree.evict(count, self._leaves)
+        while self._reading[pages].any():
             self._finish(self.under_way.popleft())
         return pages
+
+    def _leaves(self, leaf: Node) -> None:
+        """The device lets go of this leaf: if it was used since then, it may be what is to be copied out."""
+        if self._policy == "write_back":
+            self._write([key_of(leaf)], beside=False)
+        elif self._due and leaf.last_used >= self._due[0][2]:
+            self._write_due(len(self._due))
 
     # Copies in --------------------------------------------------------------------------------------------------------
 
@@ -244,6 +253,7 @@ class TieredCache(PrefixCache):
 
     def _finish(self, transfer: Transfer) -> None:
         seconds, command = transfer.ticket.wait().seconds, transfer.command
+        self._reading[transfer.read] -= 1
         nbytes = len(command.pages) * self._page_bytes[command.group]
         if isinstance(command, CopyPagesIn):
             self._bytes_in += nbytes

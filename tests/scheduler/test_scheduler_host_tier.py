@@ -112,6 +112,22 @@ def test_what_makes_room_before_the_next_plan_copies_what_has_just_ended() -> No
     assert ask(bench, FIRST) == (29, 29)
 
 
+def test_room_that_older_prefixes_make_waits_for_no_copy() -> None:
+    """What has just ended is copied before it leaves the device, and not before what others leave."""
+    bench = bench_of()
+    ask(bench, FIRST)
+    bench.ask(1, [3] * 20, max_new_tokens=2)
+    while 1 not in bench.out.ended:
+        bench.turn()
+    cache, written = tier(bench), copied(bench, CopyPagesOut)
+    cache.pool.give(cache.take(cache.pool.free + 31))  # what the first left
+    assert copied(bench, CopyPagesOut) == written and len(cache._due) == 1
+    cache.pool.give(cache.take(cache.pool.total))
+    assert copied(bench, CopyPagesOut) == written + 1 and not cache._due
+    assert not cache._reading.any()
+    assert ask(bench, [3] * 20) == (19, 19)
+
+
 def test_requests_that_go_on_ending_are_copied_as_fast_as_they_end() -> None:
     """Though all they have is there, so that nothing needs room."""
     bench = bench_of()

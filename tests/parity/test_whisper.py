@@ -50,7 +50,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.Whisp
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def engine(theirs: tuple[object, Path], request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
-    device = {"device": request.param, "dtype": "float32"}
+    device = {"device": request.param, "dtype": "float32", "max_total_tokens": 2048}  # others test beside it
     yield LocalEngine(theirs[1], new=NEW, context_length=64, attention_backend="torch", **device)
 
 

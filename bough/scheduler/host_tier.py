@@ -33,7 +33,7 @@ MOST_DUE, MOST_SHARE = 64, 0.25  # requests that wait for that while plans follo
 TRY_AGAIN = 50  # copies that did not pay before one is made all the same: the rate may have been learnt wrong
 
 
-Noted = tuple[IntArray, str, int]  # tokens, their namespace, and the time of the device's tree
+Noted = tuple[IntArray, str, int]  # tokens, their namespace, and when the device's tree had them used; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,13 @@ class TieredCache(PrefixCache):
 
     # What requests do -------------------------------------------------------------------------------------------------
 
-    def note(self, tokens: IntArray, namespace: str, *, ended: bool = False) -> None:
+    def note(self, tokens: IntArray, namespace: str, ended: Node | None = None) -> None:
         # What a running request reads does not leave the device, but pages of further groups do, and other engines
         # may want to find a prompt in a store at once.
         early = bool(self.groups) or self.below is not None
-        if self._policy == "write_through" and ended != early:
-            (self._due if ended else self._noted).append((tokens.copy(), namespace, self.tree.clock))
+        if self._policy == "write_through" and (ended is None) == early:
+            used = 0 if ended is None else ended.last_used
+            (self._noted if ended is None else self._due).append((tokens.copy(), namespace, used))
 
     def launched(self) -> None:
         self._due, self._noted = self._due + self._noted, []
@@ -130,7 +131,7 @@ class TieredCache(PrefixCache):
 
     def fetch(self, match: Match, tokens: IntArray, namespace: str, tokens_per_s: float | None) -> Match:
         if self._policy == "write_through_selective" and match.length:
-            self._noted.append((tokens[: match.length].copy(), namespace, self.tree.clock))
+            self._noted.append((tokens[: match.length].copy(), namespace, 0))
         self.load_s = 0.0
         length = self.host.tree.match_length(tokens, namespace)
         if length <= match.length:
@@ -225,10 +226,10 @@ class TieredCache(PrefixCache):
         return pages
 
     def _leaves(self, leaf: Node) -> None:
-        """The device lets go of this leaf: if it was used since then, it may be what is to be copied out."""
+        """The device lets go of this leaf, which is none that is to be copied out if all of those were used later."""
         if self._policy == "write_back":
             self._write([key_of(leaf)], beside=False)
-        elif self._due and leaf.last_used >= self._due[0][2]:
+        elif self._due and leaf.last_used >= min(used for *_, used in self._due):
             self._write_due(len(self._due))
 
     # Copies in --------------------------------------------------------------------------------------------------------

@@ -152,9 +152,9 @@ class PrefixCache:
 
     # For tiers below (`TieredCache`); here there is none.
 
-    def note(self, tokens: IntArray, namespace: str, *, ended: bool = False) -> None:
+    def note(self, tokens: IntArray, namespace: str, ended: Node | None = None) -> None:
         """The tree has these tokens, as soon as the plan in the making has run; or they are all that it has of a
-        request that ends, while none is in the making."""
+        request that ends, up to this node, while none is in the making."""
 
     def launched(self) -> None:
         """Every plan that was made has been launched."""

@@ -204,9 +204,9 @@ class RunningBatch:
         spoilt_tokens = table.tokens[row, : table.valid_tokens(row)].copy() if spoilt else None
         if not spoilt:
             self._share(row)
-            if self.cache.share:
+            if self.cache.share and request.node is not None:
                 shared = table.tokens[row, : table.tree_pages[row] * self.page_size]
-                self.cache.note(shared, request.namespace, ended=True)
+                self.cache.note(shared, request.namespace, ended=request.node)
         self.cache.pool.give(table.pages[row, table.tree_pages[row] : table.page_count[row]])
         self._release_groups(row)
         self._edits = [edit for edit in self._edits if edit.row != row]

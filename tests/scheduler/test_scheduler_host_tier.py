@@ -133,9 +133,10 @@ def test_requests_that_go_on_ending_are_copied_as_fast_as_they_end() -> None:
     bench = bench_of()
     ask(bench, FIRST)
     cache, ended = tier(bench), 3 * AT_ONCE
+    node = cache.tree.match(np.array(FIRST, dtype=np.int32)).node
     for _ in range(6 * AT_ONCE):
         for _ in range(ended):
-            cache.note(np.array(FIRST, dtype=np.int32), "", ended=True)
+            cache.note(np.array(FIRST, dtype=np.int32), "", ended=node)
         cache.launched()
         cache.copy_out(resting=False)
     assert len(cache._due) < 2 * ended * AT_ONCE
@@ -327,3 +328,16 @@ def test_what_a_poisoned_request_has_computed_is_not_on_the_host_either() -> Non
     assert ask(bench, FIRST) == (0, 0) and ask(bench, OTHER)[0] > 0
     tier(bench).flush()
     assert not tier(bench).audit({}, []).problems
+
+
+def test_what_was_in_the_tree_for_long_when_its_request_ends_is_copied_before_it_leaves() -> None:
+    """Its last page is not whole, so the tree has known the rest since the prompt was computed; others came later."""
+    bench = bench_of(executor=FakeExecutor(page_size=4, pages=64, chunk_tokens=64))
+    bench.ask(0, [5] * 12, max_new_tokens=4)
+    for handle in range(1, 5):
+        bench.ask(handle, [10 + handle] * 8, max_new_tokens=1)
+    while 0 not in bench.out.ended:
+        bench.turn()
+    cache = tier(bench)
+    cache.pool.give(cache.take(cache.pool.total))
+    assert ask(bench, [5] * 12 + [6])[0] == 12

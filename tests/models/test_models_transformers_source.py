@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import transformers
 
-from bough.models import transformers_family
+from bough.loader.config import read_config
+from bough.loader.locate import locate
+from bough.models import registry, transformers_family
 from bough.models.registry import FAMILIES, find_family
 from bough.models.transformers_family import usual_fields
 
@@ -103,3 +106,22 @@ def test_the_package_is_found_without_being_imported() -> None:
     assert Path(transformers.__file__).parent.joinpath("models/llama").is_dir()
     assert "class LlamaConfig" in transformers_family.transformers_source("models/llama/configuration_llama.py")
     assert transformers_family.transformers_source("models/nobodys.py") == ""
+
+
+def test_published_files_of_gpt_oss_need_no_recent_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not say with what their experts' gates are multiplied, which older configuration classes lack as well."""
+    monkeypatch.setattr(registry, "usual_fields", lambda model_type: {})
+    monkeypatch.setattr(registry, "_built_in", registry._built_in.__wrapped__)
+    published = {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2880, "intermediate_size": 2880, "initial_context_length": 4096,
+        "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 131072,
+        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 2, "num_key_value_heads": 8,
+        "num_local_experts": 32, "rms_norm_eps": 1e-5, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                         "rope_type": "yarn", "truncate": False},
+        "tie_word_embeddings": False, "vocab_size": 201088,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    config = read_config(locate(str(tmp_path), load_format="dummy"), {})
+    assert config.moe is not None and config.moe.clamped_gate == (1.702, 7.0)

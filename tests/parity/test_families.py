@@ -644,8 +644,8 @@ def lines() -> Iterator[str]:
         cases = [case for name, case in CASES.items() if (case.model_type or name) in family.model_types]
         if family.model_types[0] in ELSEWHERE + ENCODERS:
             cases = [Case({}, native=family.model_types[0] not in (*SPARSE, "modernbert"))]
-        # On one, docs/performance.md says; its Transformers computes Granite's hybrids in another way.
-        on_gpus = "interpreted" if family.model_types[0] in (*ELSEWHERE, "granitemoehybrid", "kimi_k25") else "H200"
+        # On one, docs/performance.md says; its Transformers computes Granite's hybrids with experts in another way.
+        on_gpus = "interpreted" if family.model_types[0] == "granitemoehybrid" else "H200"
         if not cases and family.model_types[0] in IMAGES:
             cases = [Case({}, native=False)]
         if family.model_types[0] == "whisper":  # in test_whisper.py

@@ -19,6 +19,7 @@ from bough.client.replicas import Replicas, merge_replies
 from bough.core import control
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.media import MediaKind
+from bough.core.sampling_params import require_name
 from bough.messages.channels import first_handle
 from bough.messages.outputs import Deltas, ReplicaLost, Reply, ToClient
 from bough.messages.requests import Abort, ChangeSession, Command, Control, Generate, GetState, Ping, ProcessCommand
@@ -65,8 +66,6 @@ class EngineClient:
         self.meter = meter or RequestMeter()
         self.media_kinds: frozenset[MediaKind] = frozenset()  # what the model takes beside text
         self.preparer: MediaPreparer | None = None  # of such a model
-        # Of each call whose media are prepared, the aborts that came meanwhile; None: of all requests.
-        self._aborts: dict[int, list[str | None]] = {}
         self.last_output_at = time.monotonic()  # when the last tokens arrived
         self.on_command: Callable[[ProcessCommand], None] = lambda command: None  # one for all processes has come
 
@@ -96,18 +95,10 @@ class EngineClient:
         aborts what still runs. A single request that is refused before its first output raises; in a batch the last
         piece carries the reason.
         """
-        aborts: list[str | None] = []
-        self._aborts[id(aborts)] = aborts
-        try:
-            prepared = await self.prepared(inputs)
-        finally:
-            del self._aborts[id(aborts)]
+        prepared = await self.prepared(inputs)
         answers, updates = list[RequestOutput](), UpdateQueue()
         try:
             self._submit(prepared, answers, updates, stream=stream)
-            for answer in answers:  # the engine did not know it yet
-                if None in aborts or not answer.prompt.names.isdisjoint(aborts):
-                    self._replicas.of(answer).port.send(Abort(answer.handle))
             unfinished = len(answers)
             while unfinished:
                 answer = await updates.get()
@@ -205,12 +196,11 @@ class EngineClient:
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ends the request with this id (with n > 1 all its samples, in a batch all its prompts), or all of them, those
-        of the engine's other clients too."""
-        for aborts in self._aborts.values():
-            aborts.append(None if abort_all else rid)
+        of the engine's other clients too, and those whose media are still prepared."""
+        require_name(rid, "rid")  # it is remembered
         if self._death is None:
             for replica in self._replicas.alive:
-                replica.port.send(Abort() if abort_all else Abort(name=rid))
+                replica.port.send(Abort(name=None if abort_all else rid, made_at=time.monotonic()))
 
     # What the engine's side uses --------------------------------------------------------------------------------------
 

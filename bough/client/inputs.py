@@ -6,6 +6,7 @@ Pure apart from the tokenizer, and safe to call from any thread.
 import contextlib
 import inspect
 import secrets
+import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Prompt(msgspec.Struct, frozen=True):  # made in a tenth of a frozen datacl
     held: tuple[object, ...] = ()  # what keeps the media's files
     session: SessionParams | None = None  # whose earlier tokens the engine puts before the ids
     experts_start: int = 0  # the first token whose experts are told
+    made_at: float = msgspec.field(default_factory=time.monotonic)
 
     @property
     def shown_ids(self) -> IntArray:

@@ -80,7 +80,7 @@ class DecodeSide(Side):
             self._identity,
             cache.tree.match_length(*key),
             wire.digest_of(request),
-            msgspec.structs.replace(message, bootstrap=None, names=()) if routed is None else None,
+            msgspec.structs.replace(message, bootstrap=None, names=(), made_at=0.0) if routed is None else None,
             wire.neighbours(),
             self._settings.disaggregation_transfer_backend,
             self._transport.gpus,

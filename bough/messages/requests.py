@@ -80,15 +80,17 @@ class Generate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     media: MediaPrompt | None = None
     session: SessionParams | None = None
     followed: bool = False  # others of its call are on their way
+    made_at: float = 0.0  # before its media were prepared, by the clock of the clients' host; 0: on another host
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Ends requests wherever they are; their callers still get a terminal message. Those with this handle, or with
-    this name, whichever client sent them; with neither, all."""
+    this name, whichever client sent them; with neither, all. Also those that were made before it and come after it."""
 
     handle: int | None = None
     message: str = "The request was aborted."
     name: str | None = None
+    made_at: float = 0.0  # by the clock of the clients' host; 0: it means only what has come
 
 
 class StreamEnded(msgspec.Struct, frozen=True, tag=True):

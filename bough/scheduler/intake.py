@@ -4,6 +4,7 @@ A refused request gets its terminal message like any other; nothing that was sen
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -17,13 +18,15 @@ from bough.core.pooling import OF_TOKENS, Pooling
 from bough.core.sampling_params import SamplingParams
 from bough.core.settings import SchedulerSettings
 from bough.messages.outputs import Open
-from bough.messages.requests import Generate
+from bough.messages.requests import Abort, Generate
 from bough.scheduler.adapters import Adapters
+from bough.scheduler.control import means
 from bough.scheduler.media import Media
 from bough.scheduler.request import Request
 
 SHOWN_IDS = 8  # of those that a warning is about
 AS_SENT = ("handle", "seed", "priority", "stream", "adapter", "thinking", "bad_words", "media")  # fields of a request
+MOST_ABORTS = 2**12  # that are remembered: more than come while a request's media are prepared
 PROMPT_TAIL = 8  # tokens before the output that the detokenizer may need to spell the first one
 
 
@@ -47,9 +50,13 @@ class Intake:
         self._gives = {each for each, name in OF_TOKENS.items() if getattr(settings, f"enable_{name}")}
         self._eos_ids = frozenset(eos_ids)
         self._arrivals = itertools.count()
+        self.aborts: deque[Abort] = deque(maxlen=MOST_ABORTS)  # of clients: what they mean may be still to come
 
     def request(self, message: Generate, queued: int, now: float) -> Request:
         """The request, ready to wait; or a `RequestError` that says why not."""
+        aborts = self.aborts if message.media is not None and message.made_at else ()
+        if any(message.made_at <= abort.made_at and means(abort, message) for abort in aborts):
+            raise RequestError("The request was aborted.", status_code=499, err_type="AbortError")
         if self.max_queued is not None and queued >= self.max_queued:
             raise RequestError(
                 f"The request queue is full ({queued} waiting, --max-queued-requests {self.max_queued}); "

@@ -412,6 +412,8 @@ class Scheduler:
 
     def _abort(self, message: messages.Abort, status_code: int = 499) -> None:
         """Ends the requests that it means, less those that have just ended by themselves."""
+        if message.made_at:
+            self._intake.aborts.append(message)
         reason = FinishAbort(message.message, status_code, "AbortError")
         if message.handle is not None:
             meant = [self._requests[message.handle]] if message.handle in self._requests else []

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from bough.client.handle import EngineClient
-from bough.client.inputs import PART_TOKENS, InputReader, Inputs
+from bough.client.inputs import PART_TOKENS, InputReader
 from bough.client.outputs import Piece, Timings
 from bough.client.replicas import Replicas
 from bough.core.errors import EngineDeadError, RequestError
 from bough.core.finish import FinishAbort, FinishLength
+from bough.core.media import MediaPrompt
 from bough.messages.outputs import Delta, Deltas, LogprobRun, Reply, Started
 from bough.messages.requests import Abort, FlushCache, Generate
+from bough.multimodal.preparer import PreparedPrompt
 from tests.fakes.tokenizer import ByteTokenizer
 
 READER = InputReader(ByteTokenizer(), {}, random_seed=11)  # type: ignore[arg-type]
@@ -209,7 +211,9 @@ def test_an_abort_goes_by_name() -> None:
         port.sent.clear()
         client.abort("job")
         client.abort(abort_all=True)
-        assert port.sent == [Abort(name="job"), Abort()]
+        assert [(m.handle, m.name) for m in port.sent] == [(None, "job"), (None, None)]
+        with pytest.raises(RequestError, match="rid"):
+            client.abort("x" * 5000)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -217,30 +221,36 @@ def test_an_abort_goes_by_name() -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize(("how", "ended"), [({"rid": "job"}, ["job"]), ({"abort_all": True}, ["job", "job-2"])])
-def test_an_abort_finds_requests_whose_media_are_prepared(how: dict[str, Any], ended: list[str]) -> None:
-    async def go() -> None:
-        client, port = make_client()
-        ready = asyncio.Event()
+@pytest.mark.parametrize("how", [{"rid": "job"}, {"abort_all": True}])
+def test_requests_and_aborts_tell_which_was_first_whatever_is_prepared_between(how: dict[str, Any]) -> None:
+    """So the scheduler can tell a request that was aborted while its media were prepared, by any client."""
 
-        async def prepared(inputs: Inputs) -> Inputs:
+    class SlowPreparer:
+        async def prepare(self, ids: Any, sources: Any) -> PreparedPrompt:
             await ready.wait()
-            return inputs
+            return PreparedPrompt(ids, MediaPrompt(()), ())
 
-        client.prepared = prepared  # type: ignore[method-assign]
-        inputs = [READER.read(prompt="a", rid=rid) for rid in ("job", "job-2")]
-        tasks = [asyncio.create_task(client.generate(each)) for each in inputs]  # type: ignore[arg-type]
+    ready = asyncio.Event()
+
+    async def go() -> None:
+        (client, port), (other, others_port) = make_client(), make_client()
+        client.preparer = SlowPreparer()  # type: ignore[assignment]
+        inputs = READER.read(prompt="a", rid="job", image_data=b"picture")
+        early = asyncio.create_task(client.generate(inputs))  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        client.abort("another")
-        client.abort(**how)
-        port.sent.clear()
+        other.abort(**how)
+        late = asyncio.create_task(client.generate(READER.read(prompt="a", rid="late", image_data=b"picture")))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert port.sent == []
         ready.set()
         await asyncio.sleep(0.01)
-        handles = {message.rid: message.handle for message in port.sent if isinstance(message, Generate)}
-        assert [each.handle for each in port.sent if isinstance(each, Abort)] == [handles[rid] for rid in ended]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        (abort,) = others_port.sent
+        first, second = sorted(port.sent, key=lambda message: message.rid)
+        assert first.made_at <= abort.made_at <= second.made_at
+        assert first.media is not None and (first.rid, second.rid) == ("job", "late")
+        early.cancel()
+        late.cancel()
+        await asyncio.gather(early, late, return_exceptions=True)
 
     asyncio.run(go())
 

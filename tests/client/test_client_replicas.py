@@ -187,7 +187,7 @@ def test_a_command_goes_to_all_and_is_done_when_all_have_done_it() -> None:
         assert not reply.ok
         assert reply.message == "Replica 0: 2 requests run. Of the 2 replicas, 1 did it."
         bench.client.abort("r")
-        assert all(port.sent[-1] == Abort(name="r") for port in bench.ports)
+        assert all(port.sent[-1].name == "r" for port in bench.ports)
 
     played(part)
 

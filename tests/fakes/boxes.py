@@ -35,6 +35,7 @@ def generate(handle: int, prompt: list[int], **options: object) -> Generate:
         "media",
         "session",
         "followed",
+        "made_at",
     )
     fields = {name: options.pop(name) for name in names if name in options}
     logprobs = options.pop("logprobs", None)

@@ -17,7 +17,7 @@ from bough.core.finish import FinishAbort
 from bough.core.media import MEDIA_ID, MediaItem, MediaPrompt, media_ids
 from bough.core.plan import BatchPlan, IntArray, Limits, MediaLimits, StepResult
 from bough.core.settings import MemorySettings, SchedulerSettings, SpeculativeSettings
-from bough.messages.requests import LogprobRequest
+from bough.messages.requests import Abort, LogprobRequest
 from bough.scheduler.intake import Intake, opening
 from bough.scheduler.media import Media
 from bough.scheduler.ngram import NgramProposer
@@ -244,3 +244,34 @@ def test_drafts_and_logprobs_do_not_see_items() -> None:
         == np.array([1, 2], dtype=np.int32).tobytes()
     )
     assert not any(isinstance(reason, FinishAbort) for reason in bench.out.ended.values())
+
+
+@pytest.mark.parametrize("name", ["job", None])
+def test_an_abort_ends_requests_whose_media_were_still_prepared_when_it_came(name: str | None) -> None:
+    bench = Bench(Seeing())
+    ids, media = laid([1, 0, 0, 2], image(7, 2, 1))
+    options: dict[str, Any] = {"media": media, "max_new_tokens": 2}
+    bench.submit(Abort(name=name, made_at=5.0), Abort(99), Abort(name="nobody", made_at=9.0))
+    bench.turn()
+    bench.ask(1, ids, rid="job", made_at=4.0, **options)
+    bench.ask(2, ids, rid="job-0", names=("job",), made_at=4.0, **options)
+    bench.ask(3, ids, rid="job", made_at=6.0, **options)
+    bench.ask(4, ids, rid="other", made_at=4.0, **options)
+    bench.ask(5, ids, rid="job", **options)  # of another host, with another clock
+    bench.run()
+    ended = {1, 2} if name else {1, 2, 4}
+    for handle in range(1, 6):
+        reason = bench.out.ended[handle]
+        assert isinstance(reason, FinishAbort) == (handle in ended)
+        if isinstance(reason, FinishAbort):
+            assert (reason.status_code, reason.err_type) == (499, "AbortError")
+
+
+def test_aborts_that_scheduler_or_callers_make_themselves_leave_what_comes_alone() -> None:
+    bench = Bench(Seeing())
+    ids, media = laid([1, 0, 0, 2], image(7, 2, 1))
+    bench.submit(Abort(), Abort(99))
+    bench.turn()
+    bench.ask(1, ids, made_at=4.0, media=media, max_new_tokens=2)
+    bench.run()
+    assert not isinstance(bench.out.ended[1], FinishAbort) and not bench.scheduler._intake.aborts

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.server
 import io
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -234,3 +238,70 @@ def test_recordings_through_openai_and_the_native_api(tmp_path: Path) -> None:
             picture_of = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(PNG)}"}}
             with pytest.raises(openai.BadRequestError, match="takes no image"):
                 client.chat.completions.create(model="any", messages=[{"role": "user", "content": [picture_of]}])
+
+
+class Gallery(http.server.BaseHTTPRequestHandler):
+    """Shows its picture only once it is told to."""
+
+    def do_GET(self) -> None:
+        self.server.asked.set()  # type: ignore[attr-defined]
+        self.server.opened.wait(60)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Type", "image/png")
+        self.send_header("Content-Length", str(len(PNG)))
+        self.end_headers()
+        self.wfile.write(PNG)
+
+    def log_message(self, *words: Any) -> None:
+        """Nothing."""
+
+
+def owner_of(client: httpx.Client, server: Server) -> int:
+    """The process that has taken the client's connection."""
+    reply = client.get(f"{server.url}/health")
+    port = reply.extensions["network_stream"].get_extra_info("client_addr")[1]
+    for process in (psutil.Process(server.process.pid), *server.children()):
+        if any(each.raddr and each.raddr.port == port for each in process.net_connections("tcp")):
+            return process.pid
+    raise AssertionError("nobody has it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same", [True, False], ids=["the same process", "another process"])
+def test_an_abort_finds_a_request_whose_picture_is_on_its_way(tmp_path: Path, same: bool) -> None:
+    write_model(tmp_path, "llava")
+    with contextlib.ExitStack() as cleanup:
+        gallery = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gallery)
+        gallery.asked, gallery.opened = threading.Event(), threading.Event()  # type: ignore[attr-defined]
+        cleanup.callback(gallery.server_close)
+        threading.Thread(target=gallery.serve_forever, daemon=True).start()
+        cleanup.callback(gallery.shutdown)
+        flags = (*FLAGS, "--tokenizer-worker-num", "2", "--allowed-media-domains", "127.0.0.1")
+        server = cleanup.enter_context(running(str(tmp_path), *flags))
+        asking = cleanup.enter_context(httpx.Client(timeout=60))
+        asked = owner_of(asking, server)
+        for _ in range(200):
+            aborting = cleanup.enter_context(httpx.Client(timeout=60))
+            if (owner_of(aborting, server) == asked) == same:
+                break
+        else:
+            pytest.fail("all connections went to one process")
+        url = f"http://127.0.0.1:{gallery.server_port}/picture.png"
+        body = {
+            "text": SPECS["llava"].place + ASKED,
+            "image_data": url,
+            "rid": "job",
+            "sampling_params": {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True},
+        }
+        pool = cleanup.enter_context(ThreadPoolExecutor(1))
+        cleanup.callback(gallery.opened.set)  # type: ignore[attr-defined]
+        answer = pool.submit(asking.post, f"{server.url}/generate", json=body)
+        assert gallery.asked.wait(60)  # type: ignore[attr-defined]
+        assert aborting.post(f"{server.url}/abort_request", json={"rid": "job"}).status_code == 200
+        gallery.opened.set()  # type: ignore[attr-defined]
+        reply = answer.result()
+        reason = reply.json()["meta_info"]["finish_reason"]
+        assert (reason["type"], reason.get("err_type")) == ("abort", "AbortError")
+        assert reply.json()["output_ids"] == []
+        again = asking.post(f"{server.url}/generate", json=body)  # the id may be used again
+        assert again.status_code == 200 and len(again.json()["output_ids"]) == NEW

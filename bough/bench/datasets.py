@@ -15,16 +15,10 @@ from typing import Any
 
 from bough.bench.backends import Conversation, Prompt, Turn
 from bough.core.errors import SettingsError
-from bough.core.files import user_path
+from bough.core.files import table_beside, user_path
 from bough.tokenizer.tokenizer import Tokenizer
 
-COMMON = (
-    "the of and to in is that for it was on are as with his they at be this from have or by one had not but what all "
-    "were when we there can an your which their said if do will each about how up out them then she many some so these "
-    "would other into has more her two like him see time could no make than first been its who now people my made over "
-    "did down only way find use may water long little very after words called just where most know"
-)
-WORDS = COMMON.split()
+WORDS = table_beside(__file__, "words.toml")["common"].split()
 Count = Callable[[str], int]
 MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # what SGLang's and vLLM's tools keep of ShareGPT
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from bough.constrained.limits import MAX_DEPTH
 from bough.core.errors import RequestError
+from bough.core.files import table_beside
 
 DATA_KEYWORDS = {"enum", "const", "default", "examples", "example"}  # what they hold is data, not schemas
 
@@ -165,12 +166,15 @@ def _is_type(value: Any) -> bool:
     return _is_strings(named) and bool(named) and set(named) <= TYPES and len(set(named)) == len(named)
 
 
+KEYWORDS: dict[str, list[str]] = {kind: each.split() for kind, each in table_beside(__file__, "keywords.toml").items()}
 Shape = tuple[Callable[[Any], bool], str]
-TEXT: Shape = (lambda value: isinstance(value, str), "a string")
-FLAG: Shape = (lambda value: isinstance(value, bool), "true or false")
-NUMBER: Shape = (_is_number, "a number")
-COUNT: Shape = (lambda value: _is_number(value) and value >= 0 and value == value // 1, "a whole number from 0 on")
-LIST: Shape = (lambda value: isinstance(value, list), "a list")
+SIMPLE: dict[str, Shape] = {
+    "texts": (lambda value: isinstance(value, str), "a string"),
+    "flags": (lambda value: isinstance(value, bool), "true or false"),
+    "numbers": (_is_number, "a number"),
+    "counts": (lambda value: _is_number(value) and value >= 0 and value == value // 1, "a whole number from 0 on"),
+    "values": (lambda value: isinstance(value, list), "a list"),
+}
 SHAPES: dict[str, Shape] = {
     "type": (_is_type, "a type, or a list of different ones"),
     "required": (lambda value: isinstance(value, bool) or _is_strings(value), "a list of names"),
@@ -181,23 +185,8 @@ SHAPES: dict[str, Shape] = {
         lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
         "an object of lists of names",
     ),
-    **dict.fromkeys(("minimum", "maximum"), NUMBER),
-    **dict.fromkeys(("enum", "examples"), LIST),
-    **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly"), FLAG),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains"), COUNT),
-    **dict.fromkeys(("minProperties", "maxProperties"), COUNT),
-    **dict.fromkeys(("pattern", "format", "title", "description", "$id", "$ref", "$anchor", "$comment"), TEXT),
-    **dict.fromkeys(("$schema", "$dynamicRef", "$dynamicAnchor"), TEXT),
+    **{name: shape for kind, shape in SIMPLE.items() for name in KEYWORDS[kind]},
 }
-SCHEMAS = frozenset({
-    "additionalItems", "contains", "additionalProperties", "propertyNames", "not", "if", "then", "else",
-    "unevaluatedItems", "unevaluatedProperties", "contentSchema",
-})  # fmt: skip
-LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+SCHEMAS, LISTS, MAPS = (frozenset(KEYWORDS[kind]) for kind in ("schemas", "lists", "maps"))
 EXTENSION = "x-"  # by agreement a remark to somebody else
-UNSHAPED = frozenset({  # known, and of any shape
-    "items", "const", "default", "example", "contentEncoding", "contentMediaType", "id", "$vocabulary", "$recursiveRef",
-    "$recursiveAnchor", "divisibleBy", "disallow", "extends",
-})  # fmt: skip
-KNOWN = SHAPES.keys() | SCHEMAS | LISTS | MAPS | UNSHAPED
+KNOWN = SHAPES.keys() | SCHEMAS | LISTS | MAPS | set(KEYWORDS["unshaped"])

@@ -15,21 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.core.errors import ModelError
+from bough.core.files import table_beside
 from bough.models.fields import read_json
 
 KIND, NEWEST = "WhisperSpec", 6
 TYPES = ("<f4", "<i1", "<i2", "<i4", "<f2")
 NAME = re.compile(r"^(\w+(?:/layer_\d+)?)/(?:(.*)/)?(\w+)$")  # where, which part, what of it
-# Transformers' modules, by the part of CTranslate2's model that has their rows one after the other.
-MODULES = {
-    "self_attention/linear_0": "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "embeddings": "embed_tokens",
-    "self_attention/linear_1": "self_attn.out_proj", "self_attention/layer_norm": "self_attn_layer_norm",
-    "attention/linear_0": "encoder_attn.q_proj", "attention/linear_1": "encoder_attn.k_proj encoder_attn.v_proj",
-    "attention/linear_2": "encoder_attn.out_proj", "attention/layer_norm": "encoder_attn_layer_norm",
-    "ffn/layer_norm": "final_layer_norm", "ffn/linear_0": "fc1", "ffn/linear_1": "fc2",
-    "position_encodings": "embed_positions",
-}  # fmt: skip
-KINDS = {"gamma": "weight", "beta": "bias", "encodings": "weight"}
+NAMES = table_beside(__file__, "ctranslate2.toml")
 ENGLISH_VOCABULARY = 51_864  # more of them: a model of many languages, whose special tokens stand one further
 
 
@@ -65,9 +57,9 @@ def _tensors(path: Path, data: npt.NDArray[np.uint8]) -> Iterator[tuple[str, npt
             raise ModelError(f"{path} has numbers of 8 bits or bfloat16; convert with --quantization float16.")
         tensor = take(nbytes).view(TYPES[dtype]).reshape(shape)
         place, module, own = NAME.findall(name)[0]
-        modules = MODULES.get(module, module).split(" ")
+        modules = NAMES["modules"].get(module, module).split(" ")
         for found, rows in zip(modules, np.split(tensor, len(modules)) if shape else [tensor], strict=True):
-            parts = "model", place.replace("/layer_", ".layers."), found, KINDS.get(own, own)
+            parts = "model", place.replace("/layer_", ".layers."), found, NAMES["kinds"].get(own, own)
             yield ".".join(filter(None, parts)), rows
 
 

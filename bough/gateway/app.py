@@ -10,6 +10,7 @@ from bough.gateway.call import Call
 from bough.gateway.clients import ClientKey
 from bough.gateway.core import Gateway
 from bough.gateway.headers import Headers, upstream_headers
+from bough.gateway.health import LOADS
 from bough.gateway.management import Management
 from bough.gateway.outlet import Outlet, whole_message
 from bough.gateway.peek import Peek, is_heavy, peek
@@ -90,7 +91,11 @@ class GatewayApp:
             name = path[len(STORED) :].split("/")[0] if stored else peeked.previous_response_id
             if name is not None:
                 call.pinned = gateway.sticky.find(name) or await self._management.holder_of(name)
-            await gateway.serve(call, Outlet(call, send, scope[EXCHANGE_KEY]))
+            outlet = Outlet(call, send, scope[EXCHANGE_KEY])
+            # Where no worker tells its loads, one of them says why: it is proxied like the rest.
+            of_all = call.method == "GET" and path == LOADS
+            loads = await self._management.loads(call.target.decode("latin-1")) if of_all else None
+            await (gateway.serve(call, outlet) if loads is None else outlet.whole(loads))
         except ClientDisconnect:
             return
         except Exception as error:  # not swallowed: the client gets an error, and a defect is logged with its traceback

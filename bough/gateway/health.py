@@ -24,6 +24,7 @@ PROBE_PAUSE_S = 0.5
 FIRST_LOAD_S = 0.5  # a load that takes longer is not waited for before the first request
 LOAD_PAUSE_S = 1.0  # loads are polled more often than health: they tell what other gateways have sent
 UNKNOWN_ROUTE = frozenset({404, 405, 501})
+LOADS = "/v1/loads"
 LOAD_FIGURES = ("num_running_reqs", "num_waiting_reqs")
 SPEED_FIGURE = "prefill_tokens_per_s"
 ENGINE_DEAD = b"EngineDeadError"  # of Bough's servers, in the moments before they end as well
@@ -166,12 +167,17 @@ async def discover(upstream: Upstream, worker: Worker, timeout_s: float) -> Capa
     )
 
 
+async def loads_of(upstream: Upstream, worker: Worker, target: str, timeout_s: float) -> list[dict[str, Any]]:
+    """Of each of its replicas; of none if the worker does not report them."""
+    loads = (await _json(upstream, worker, target, timeout_s)).get("loads")
+    return [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
+
+
 async def read_load(upstream: Upstream, worker: Worker, timeout_s: float) -> None:
     """Running and waiting requests from any sender, and how fast prompts are computed; 0 and unknown if the worker does
     not report them."""
     own_before = worker.load
-    loads = (await _json(upstream, worker, "/v1/loads", timeout_s)).get("loads")
-    replicas = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
+    replicas = await loads_of(upstream, worker, LOADS, timeout_s)
 
     def total(*names: str) -> float:
         figures = [load.get(name) for load in replicas for name in names]

@@ -16,6 +16,7 @@ import msgspec
 from bough.core.errors import RequestError, SettingsError
 from bough.core.gateway_settings import BOOTSTRAP_PORT
 from bough.gateway.core import Gateway
+from bough.gateway.health import loads_of
 from bough.gateway.http_client import describe
 from bough.gateway.metrics import CONTENT_TYPE
 from bough.gateway.policy_table import PolicyChoice
@@ -26,6 +27,7 @@ from bough.server.bodies import decode_body
 from bough.server.endpoint import Access, encode_json
 from bough.server.errors import HttpError
 from bough.server.page import INDEX, page_file
+from bough.version import __version__
 
 FANNED_OUT = ("/abort_request", "/pause_generation", "/continue_generation")
 FAN_OUT_TIMEOUT_S = 30.0
@@ -214,6 +216,20 @@ class Management:
             return json_response({"workers": results}, answer)
 
         return fan_out
+
+    async def loads(self, target: str) -> Response | None:
+        """What one server with the replicas of all workers would say; None where no worker says anything."""
+        upstream, limit_s = self.gateway.upstream, self.gateway.settings.health_check_timeout_secs
+
+        async def told(worker: Worker) -> list[dict[str, Any]]:
+            with contextlib.suppress(OSError):
+                return [{**load, "worker": worker.id} for load in await loads_of(upstream, worker, target, limit_s)]
+            return []
+
+        of_each = await asyncio.gather(*(told(worker) for worker in self.gateway.registry if worker.available))
+        loads = [load for of_one in of_each for load in of_one]
+        content = {"timestamp": time.time(), "version": __version__, "dp_rank_count": len(loads), "loads": loads}
+        return json_response(content) if loads else None
 
     async def _ask(self, worker: Worker, method: str, path: str, body: bytes = b"") -> int:
         """The status of a short call; 0 without an answer."""

@@ -226,3 +226,30 @@ def test_an_engine_that_complains_before_any_was_ready_is_told_of_and_not_starte
                 await engines.close()
 
     asyncio.run(main())
+
+
+def test_loads_are_those_of_all_workers_whatever_their_model() -> None:
+    class Strict(FakeWorker):
+        async def _answer(self, request: Any) -> Any:
+            from aiohttp import web
+
+            if request.path == "/v1/loads" and "include=wrong" in request.query_string:
+                return web.json_response({"error": {"message": "include must be some of core"}}, status=400)
+            return await super()._answer(request)
+
+    async def main() -> None:
+        async with workers(Strict("red"), Strict("blue")) as (red, blue), desk(red, blue) as d:
+            ids = {worker.url: worker.id for worker in d.gateway.registry}
+            red.running = 3
+            status, answer = await d.get("/v1/loads")
+            assert status == 200 and answer["dp_rank_count"] == 2
+            loads = {load["worker"]: load["num_running_reqs"] for load in answer["loads"]}
+            assert loads == {ids[red.url]: 3, ids[blue.url]: 0}
+            status, answer = await d.get("/v1/loads?include=wrong")
+            assert status == 400 and "include" in answer["error"]["message"]
+            worker = d.gateway.registry.get(ids[red.url])
+            assert worker is not None
+            d.gateway.registry.drain(worker)
+            assert [load["worker"] for load in (await d.get("/v1/loads"))[1]["loads"]] == [ids[blue.url]]
+
+    asyncio.run(main())

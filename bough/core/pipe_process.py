@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection
 from bough.core.child_environment import child_environment
 
 START_TIMEOUT_S = 120.0  # importing libraries on a busy machine
+PATIENCE = 10  # for work whose CPU time is limited: so much more of the clock, for what runs beside it
 
 
 class PipeProcess:
@@ -32,14 +34,20 @@ class PipeProcess:
                 start_new_session=True,  # so that its children can be ended with it
                 env=child_environment(),
             )
+        self._cpu_clock = ~self._process.pid << 3 | 2  # as clock_getcpuclockid(3) has it, which Python has not
         self._asked = threading.Lock()
 
-    def ask(self, message: bytes, timeout_s: float) -> bytes:
-        """Raises `TimeoutError`, or `EOFError` or `ConnectionError` where the process has ended."""
+    def ask(self, message: bytes, timeout_s: float, patience: int = 1) -> bytes:
+        """Raises `TimeoutError` when so much time has passed and the process has computed for as long, or when
+        `patience` times as much has passed; `EOFError` or `ConnectionError` where the process has ended."""
         with self._asked:
             self._connection.send_bytes(message)
-            if not self._connection.poll(timeout_s):
-                raise TimeoutError
+            until, computed = time.monotonic() + patience * timeout_s, time.clock_gettime(self._cpu_clock)
+            left = timeout_s
+            while not self._connection.poll(left):
+                left = timeout_s - (time.clock_gettime(self._cpu_clock) - computed)
+                if left <= 0 or time.monotonic() >= until:
+                    raise TimeoutError
             return self._connection.recv_bytes()
 
     def was_killed(self) -> bool:
@@ -52,14 +60,14 @@ class PipeProcess:
         """Kills the process. The connection is closed only after a waiting `ask` has noticed."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
         with self._asked:
             self._connection.close()
+        self._process.wait()  # last: its clock is gone then, which `ask` reads
 
 
 def answer_all(connection: Connection, answer: Callable[[bytes], bytes], more_bytes: int, timeout_s: float) -> None:
-    """What such a process does with what strangers send, until the other end is closed: it gets so much
-    memory beyond what it occupies now, and ends when a message takes longer."""
+    """What such a process does with what strangers send, until the other end is closed: it gets so much memory
+    beyond what it occupies now. Who asks limits its time; a timer ends it where nobody waits any more."""
     os.nice(5)  # the model goes first
     with open("/proc/self/statm") as file:
         limit = int(file.read().split()[0]) * resource.getpagesize() + more_bytes
@@ -68,7 +76,7 @@ def answer_all(connection: Connection, answer: Callable[[bytes], bytes], more_by
     with suppress(EOFError):
         while True:
             message = connection.recv_bytes()
-            signal.setitimer(signal.ITIMER_REAL, timeout_s)
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE * timeout_s)
             answered = answer(message)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             connection.send_bytes(answered)
@@ -96,20 +104,20 @@ class ProcessPool:
         finally:
             self._free.put(process)
 
-    def exchange(self, message: bytes, timeout_s: float) -> bytes | None:
+    def exchange(self, message: bytes, timeout_s: float, patience: int = 1) -> bytes | None:
         """None where there is no answer."""
         process = self._free.get()
         try:
             process = process or self._start()
             try:
-                return process.ask(message, timeout_s)
+                return process.ask(message, timeout_s, patience)
             except (EOFError, ConnectionError):
                 if not process.was_killed():
                     raise
                 self._end(process)
                 process = None  # its place stays empty if another one does not start
                 process = self._start()
-                return process.ask(message, timeout_s)
+                return process.ask(message, timeout_s, patience)
         except (TimeoutError, EOFError, ConnectionError):
             self._end(process)
             process = None

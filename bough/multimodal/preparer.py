@@ -25,7 +25,7 @@ import msgspec
 from bough.core.errors import RequestError
 from bough.core.files import SHARED
 from bough.core.media import MediaKind, MediaPrompt, MediaSource
-from bough.core.pipe_process import ProcessPool
+from bough.core.pipe_process import PATIENCE, ProcessPool
 from bough.core.plan import IntArray
 from bough.core.setting_checks import by_kind
 from bough.core.settings import MediaSettings
@@ -42,7 +42,6 @@ DEFAULT_COUNTS = {"image": 64, "video": 4, "audio": 16}
 DECODERS = {"image": "PIL", "video": "av", "audio": "av"}
 MOST_FRAMES = 1 << 20  # no clip has more
 AT_ONCE = 16  # items of either origin whose bytes are in memory
-GRACE_S = 5.0  # beyond its own time, until a worker is given up
 read_answer = msgspec.msgpack.Decoder(Prepared | str).decode  # here: msgspec crashes if two threads begin with a type
 
 
@@ -176,7 +175,7 @@ class MediaPreparer:
     def _ask(self, task: Task) -> Prepared:
         timeout_s = self._settings.mm_timeout_s
         try:
-            answer = self._pool.exchange(msgspec.msgpack.encode(task), timeout_s + GRACE_S)
+            answer = self._pool.exchange(msgspec.msgpack.encode(task), timeout_s, PATIENCE)
         except ChildProcessError as error:
             text = f"Media cannot be prepared: {error}; the server's log says why."
             raise RequestError(text, status_code=500, err_type="InternalServerError") from None

@@ -8,7 +8,9 @@ import gc
 import io
 import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +48,7 @@ class FakePool:
         self.answer: Callable[[Task], Prepared | str | None] = self._prepared
         self._nbytes = nbytes
 
-    def exchange(self, message: bytes, timeout_s: float) -> bytes | None:
+    def exchange(self, message: bytes, timeout_s: float, patience: int) -> bytes | None:
         task = msgspec.msgpack.decode(message, type=Task)
         self.tasks.append(task)
         outcome = self.answer(task)
@@ -359,6 +361,21 @@ def test_a_worker_prepares_and_refuses_and_leaves_nothing(tmp_path: Path) -> Non
     finally:
         preparer.close()
     assert process._process.poll() is not None and not folder.exists()
+
+
+@pytest.mark.slow
+def test_the_time_in_which_a_worker_has_no_core_does_not_count(tmp_path: Path) -> None:
+    preparer = real(tmp_path, mm_timeout_s=2.0)
+    place = preparer._tokenizer.encode("<image>", add_special_tokens=False)
+    try:
+        preparer._pool.warm()
+        (process,) = preparer._pool._running
+        pid = process._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(9.0, os.kill, (pid, signal.SIGCONT)).start()
+        assert prepare(preparer, png(30, 30), ids=place).media.items[0].count == 4
+    finally:
+        preparer.close()
 
 
 @pytest.mark.slow

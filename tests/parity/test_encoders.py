@@ -228,7 +228,10 @@ def test_decoders_pool_with_the_attention_of_gpus(tmp_path: Path, monkeypatch: p
     ours.close()
 
 
-UPDATED = [ENCODERS["bert"], ENCODERS["modernbert"], DECODERS["qwen3"], CLASSIFIERS["llama"], CLASSIFIERS["bert"]]
+UPDATED = [
+    *(ENCODERS[name] for name in ("bert", "modernbert", "nomic")),
+    *(DECODERS["qwen3"], CLASSIFIERS["llama"], CLASSIFIERS["bert"]),
+]
 
 
 @pytest.mark.parametrize("built", UPDATED, ids=lambda built: type(built()).__name__)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from bough.core.errors import RequestError
-from bough.core.pipe_process import ProcessPool
+from bough.core.pipe_process import PATIENCE, ProcessPool
 from bough.core.speech import SAMPLE_RATE, TIME_SAMPLES, SpeechConfig
 from bough.server.bodies import read_bytes, validation_error
 from bough.server.context import ServerContext
@@ -31,7 +31,7 @@ MAX_HEAD = 4096  # bytes of a part's headers that are read
 DECODERS = 4  # recordings that are decoded at the same time
 MOST_LONG, MOST_STARTS = 8, 4  # long ones that are heard at the same time; how often one begins again
 MOST_HELD = 120 * MINUTE * 4  # bytes of all windows that are being heard, before another part is decoded
-LOOK_S, GRACE_S = 0.1, 10.0
+LOOK_S = 0.1
 NAME = re.compile(rb'^content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
 BOUNDARY = re.compile(r'boundary=("[^"]+"|[^\s;]+)', re.IGNORECASE)
 # The form as the OpenAPI page has it: the file, and what else is said of it.
@@ -81,7 +81,7 @@ class Recordings:
         async with self._turns:
             while self._held > MOST_HELD:
                 await asyncio.sleep(LOOK_S)
-            asked = asyncio.ensure_future(asyncio.to_thread(pool.exchange, message, TIMEOUT_S + GRACE_S))
+            asked = asyncio.ensure_future(asyncio.to_thread(pool.exchange, message, TIMEOUT_S, PATIENCE))
             try:
                 part = read_answer(await asyncio.shield(asked))
             finally:

@@ -19,6 +19,7 @@ import soundfile
 
 from bough.core.errors import RequestError
 from bough.core.finish import FinishAbort, FinishReason, FinishStop
+from bough.core.pipe_process import PATIENCE
 from bough.core.speech import SpeechConfig
 from bough.messages.outputs import Delta, LogprobRun, Started
 from bough.messages.requests import Generate
@@ -44,7 +45,8 @@ class Pool:
 
     def warm(self) -> None: ...
 
-    def exchange(self, message: bytes, timeout_s: float) -> bytes:
+    def exchange(self, message: bytes, timeout_s: float, patience: int) -> bytes:
+        assert (timeout_s, patience) == (decoder.TIMEOUT_S, PATIENCE)
         return self._answer(message)
 
     def close(self) -> None:
@@ -443,11 +445,11 @@ def test_a_long_recording_outlives_its_process(monkeypatch: pytest.MonkeyPatch, 
     left = [kills]
 
     class Dying(Pool):
-        def exchange(self, message: bytes, timeout_s: float) -> bytes:
+        def exchange(self, message: bytes, timeout_s: float, patience: int) -> bytes:
             if not message and left[0]:
                 left[0] -= 1
                 self._answer = decoder.answering(1500, goes_on=True)  # of another process
-            return super().exchange(message, timeout_s)
+            return super().exchange(message, timeout_s, patience)
 
     monkeypatch.setattr(audio, "ProcessPool", Dying)
 

@@ -98,14 +98,16 @@ class GrammarSteps:
                 continue
             first, row = int(before[place]), request.row
             sampled = table.tokens[row, first : table.known[row]].tolist()
-            taken = 0
-            while not constraint.late and taken < len(sampled) and constraint.accept(sampled[taken]):
+            taken, jumped = 0, False
+            while not (jumped or constraint.late) and taken < len(sampled) and constraint.accept(sampled[taken]):
                 taken += 1
-            if constraint.late or taken < len(sampled):  # the last token that it has is computed again, to sample anew
+                table.known[row] = first + taken
+                if self._jump_forward is not None and sampled[taken - 1] not in request.stop_ids:
+                    jumped = self._jump_forward.after(request, sampled[taken - 1 :])
+                    taken = int(table.known[row]) - first
+            if not jumped and (constraint.late or taken < len(sampled)):  # the last one known is computed again
                 known = first + taken
                 table.hold(row, constraint.late)
                 table.cut(row, known=known)
                 self._batch.rewind(request, min(known - 1, int(table.length[row])))
-            elif sampled and self._jump_forward is not None and sampled[-1] not in request.stop_ids:
-                self._jump_forward.after(request, sampled[-1])
         return failed

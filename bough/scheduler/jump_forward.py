@@ -43,15 +43,16 @@ class JumpForward:
         if constraint.extend(tokens):
             request.begin_output(tokens)
 
-    def after(self, request: Request, last: int) -> None:
-        """Appends what must follow the `last` token, which was just sampled and is not the end."""
-        generated = int(self._table.known[request.row]) - request.prompt_len
-        if generated < request.max_new:
-            constraint = request.constraint
-            assert constraint is not None
-            forced = constraint.forced()
-            if len(forced) > LONGEST or (not self._end(request, constraint, last, forced) and forced):
-                self._jump(request, constraint, last, forced[:MOST])
+    def after(self, request: Request, sampled: Sequence[int]) -> bool:
+        """Lays what must follow the first of these tokens, the last known one and not the end, and says whether it did.
+        Drafts gave the others. Where these are what must follow they stay, and are known."""
+        generated, constraint = int(self._table.known[request.row]) - request.prompt_len, request.constraint
+        if constraint is None or generated >= request.max_new:
+            return False
+        forced = constraint.forced()
+        if len(forced) <= LONGEST and self._end(request, constraint, sampled[0], forced):
+            return True
+        return bool(forced) and self._jump(request, constraint, sampled, forced[:MOST])
 
     def _end(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> bool:
         """Lays down the rest of a text behind which nothing else could come, and its end. That would have a logprob, so
@@ -68,18 +69,22 @@ class JumpForward:
             self._lay(request, last, [*tokens, self._eos_ids[0]], ends=True)
         return ends
 
-    def _jump(self, request: Request, constraint: Constraint, last: int, forced: bytes) -> None:
-        room = self._room(request)
+    def _jump(self, request: Request, constraint: Constraint, sampled: Sequence[int], forced: bytes) -> bool:
+        last, room = sampled[0], self._room(request)
         tokens = self._grammars.spell(last, forced)[:room]
         until_stop = next((count for count, token in enumerate(tokens, 1) if token in request.stop_ids), room)
         tokens = tokens[:until_stop]
         if len(tokens) <= WORTHWHILE:
-            return
+            return False
         ends = len(tokens) == room or tokens[-1] in request.stop_ids
-        if ends and request.logprobs is not None:  # an ending is not computed any more, so nothing would score it
-            return
-        if constraint.replace(last, tokens):
-            self._lay(request, last, tokens, ends=ends)
+        unscored = ends and request.logprobs is not None  # an ending is not computed any more
+        if unscored or not constraint.replace(last, tokens):
+            return False
+        if not ends and list(tokens) == sampled[: len(tokens)]:
+            self._table.known[request.row] += len(tokens) - 1
+            return False
+        self._lay(request, last, tokens, ends=ends)
+        return True
 
     def _room(self, request: Request) -> int:
         """How many tokens may stand from the place of the last one on."""

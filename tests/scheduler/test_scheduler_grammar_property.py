@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,35 @@ def test_any_load_follows_its_grammars_with_drafts(  # type: ignore[no-untyped-d
         play(actions, config, machine, share, looks, proposer=GuessingProposer(drafts))
     else:
         play(actions, config, machine, share, looks, drafts=drafts)
+
+
+class ForeseeingProposer(GuessingProposer):
+    """Guesses what is sampled where nothing is laid down, which grammars may spell in another way."""
+
+    def __init__(self, text: list[int], most: int) -> None:
+        super().__init__(most)
+        self._text = text
+
+    def propose(self, known: np.ndarray, namespace: str, count: int) -> tuple[np.ndarray, int]:
+        return np.array(self._text[len(known) :][:count], dtype=np.int32), 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(PROMPTS, PLACES, st.integers(1, 20), st.booleans(), st.integers(1, 8), st.booleans())
+def test_drafts_that_hold_do_not_keep_a_grammar_from_laying_text(  # type: ignore[no-untyped-def]
+    prompt, places, max_new, scored, drafts, jumps
+) -> None:
+    foreseen = oracle(prompt, places, max_new, jumps=False)
+    assert foreseen is not None
+    executor = FakeExecutor(rows=1, pages=60, page_size=1, context_length=48, chunk_tokens=8)
+    proposer = ForeseeingProposer(prompt + foreseen, drafts)
+    bench = Bench(executor, eos_ids=(EOS,), grammars=FakeGrammars(), proposer=proposer, disable_jump_forward=not jumps)
+    logprobs = LogprobRequest(start=-1) if scored else None
+    bench.ask(0, prompt, max_new_tokens=max_new, regex=grammar(places), logprobs=logprobs)
+    bench.run()
+    output = bench.out.outputs[0]
+    assert output == oracle(prompt, places, max_new, jumps=jumps, logprobs=scored)
+    assert not scored or bench.out.scores[0] == [-token for token in output]
 
 
 @settings(deadline=None, max_examples=60)

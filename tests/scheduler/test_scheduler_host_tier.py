@@ -128,6 +128,32 @@ def test_room_that_older_prefixes_make_waits_for_no_copy() -> None:
     assert ask(bench, [3] * 20) == (19, 19)
 
 
+def test_what_ends_without_a_further_page_is_copied_before_it_leaves() -> None:
+    """The tree has used it last when its prompt was computed, and others since."""
+    bench = bench_of(executor=FakeExecutor(page_size=4, chunk_tokens=8))
+    bench.ask(0, FIRST[:8], max_new_tokens=3)
+    bench.ask(1, [3] * 20, max_new_tokens=30)
+    while 0 not in bench.out.ended:
+        bench.turn()
+    cache = tier(bench)
+    assert len(cache._due) == 1
+    cache.pool.give(cache.take(cache.available))
+    assert cache.host.tree.match_length(np.array(FIRST[:8], dtype=np.int32)) == 8
+
+
+def test_what_was_found_again_and_not_used_is_copied_before_it_leaves() -> None:
+    """A request that had to wait for room looked for its prefix before."""
+    bench = bench_of("write_through_selective")
+    ask(bench, FIRST)
+    ask(bench, [3] * 20)
+    cache, key = tier(bench), np.array(FIRST, dtype=np.int32)
+    match = cache.match_and_lock(key, "", touch=False)
+    cache.unlock(cache.fetch(match, key, "", None))
+    cache.launched()
+    cache.pool.give(cache.take(cache.pool.total))
+    assert cache.host.tree.match_length(key) == 30
+
+
 def test_requests_that_go_on_ending_are_copied_as_fast_as_they_end() -> None:
     """Though all they have is there, so that nothing needs room."""
     bench = bench_of()

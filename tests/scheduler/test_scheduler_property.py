@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bough.core.finish import FinishAbort, FinishLength, FinishStop
 from bough.core.model_config import KVGroup
-from bough.core.settings import SCHEDULE_POLICIES, WRITE_POLICIES, MemorySettings
+from bough.core.settings import EVICTION_POLICIES, SCHEDULE_POLICIES, WRITE_POLICIES, MemorySettings
 from bough.messages.requests import Abort, LogprobRequest, StreamEnded
 from tests.fakes.executor import FakeExecutor, GuessingProposer, PipelineExecutor, make_groups, oracle
 from tests.fakes.scheduler_bench import Bench
@@ -64,6 +64,11 @@ def test_any_load_ends_well_with_drafts_of_the_host(  # type: ignore[type-arg]
 
 WINDOWS = st.lists(st.tuples(st.integers(1, 9), st.integers(7, 40)), max_size=2)
 STATES = st.lists(st.integers(0, 6), max_size=1)
+WRITES = st.builds(
+    MemorySettings,
+    hicache_write_policy=st.sampled_from(WRITE_POLICIES),
+    radix_eviction_policy=st.sampled_from(EVICTION_POLICIES),
+)
 
 
 @settings(deadline=None, max_examples=150)
@@ -76,7 +81,7 @@ def test_any_load_ends_well_with_windows_and_states(  # type: ignore[type-arg]
 
 
 @settings(deadline=None, max_examples=200)
-@given(ACTIONS, CONFIG, MACHINE, st.integers(0, 2), WINDOWS, STATES, st.sampled_from(WRITE_POLICIES), st.data())
+@given(ACTIONS, CONFIG, MACHINE, st.integers(0, 2), WINDOWS, STATES, WRITES, st.data())
 def test_any_load_ends_well_with_a_tier_below_the_device(  # type: ignore[type-arg]
     actions: list,
     config: dict,
@@ -84,15 +89,14 @@ def test_any_load_ends_well_with_a_tier_below_the_device(  # type: ignore[type-a
     drafts: int,
     windows: list,
     states: list,
-    policy: str,
+    writes: MemorySettings,
     data: st.DataObject,
 ) -> None:
     """Of any size, also smaller than what the device holds."""
     page_size, _, rows, _ = machine
     groups = make_groups(page_size, rows, windows, states)
     pages = data.draw(st.tuples(*(st.integers(1, 90) for _ in range(1 + len(groups)))))
-    memory = MemorySettings(hicache_write_policy=policy)
-    play(actions, config, machine, True, drafts=drafts, groups=groups, memory=memory, host_pages=pages)
+    play(actions, config, machine, True, drafts=drafts, groups=groups, memory=writes, host_pages=pages)
 
 
 @settings(deadline=None, max_examples=150)

@@ -101,7 +101,7 @@ class GrammarSteps:
             taken, jumped = 0, False
             while not (jumped or constraint.late) and taken < len(sampled) and constraint.accept(sampled[taken]):
                 taken += 1
-                table.known[row] = first + taken
+                table.lay(row, first, sampled[:taken])
                 if self._jump_forward is not None and sampled[taken - 1] not in request.stop_ids:
                     jumped = self._jump_forward.after(request, sampled[taken - 1 :])
                     taken = int(table.known[row]) - first

@@ -81,7 +81,7 @@ class JumpForward:
         if unscored or not constraint.replace(last, tokens):
             return False
         if not ends and list(tokens) == sampled[: len(tokens)]:
-            self._table.known[request.row] += len(tokens) - 1
+            self._table.lay(request.row, int(self._table.known[request.row]) - 1, tokens)
             return False
         self._lay(request, last, tokens, ends=ends)
         return True

@@ -42,7 +42,7 @@ def host_memory(limits: Limits, settings: Settings, group: RankGroup = ALONE) ->
     if not all(pages):
         raise ResourceError(
             f"--enable-hierarchical-cache: {ratio * device_bytes / 1e9:.2f} GB of the host's memory do not hold a page "
-            "of each kind on every rank; give it more (--hicache-size), use a smaller --pp-size, or leave it out."
+            "of each kind on every rank, or a stage has none; raise --hicache-size, lower --pp-size, or leave it out."
         )
     buffers = [np.empty((count + 1, size), dtype=np.uint8) for count, size in zip(pages, sizes, strict=True)]
     on_gpu = resolve_device(settings.model).type == "cuda"

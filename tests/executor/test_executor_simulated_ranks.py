@@ -21,5 +21,5 @@ def test_a_share_is_measured_beside_what_is_modelled(capsys: pytest.CaptureFixtu
         assert 0 < found["steps"] < OUTPUT and found["device, ms"] > 0 and found["host, ms"] > 0
         assert found["each step, ms"] > 0 and found["modelled exchanges, ms"] > 0
     assert few["KV, KiB a token"] == 4 * 2 * 2 * 4 * 4 / 2**10  # layers, keys and values, heads, width, bytes
-    assert len(ranks["all"]["W1"]["ranks"]) == 4 and ranks["W3 plain, us a step"] > 0
+    assert len(ranks["all"]["W1"]["ranks"]) == 8 and ranks["W3 plain, us a step"] > 0
     assert "| deepseek-v3:2:5 | 5 |" in capsys.readouterr().out

@@ -86,10 +86,10 @@ def test_with_a_store_the_first_rank_has_all_parts() -> None:
 def test_a_stage_without_a_kind_of_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.from_flat({"device": "cpu", "pp_size": 2, "enable_hierarchical_cache": True})
     monkeypatch.setattr(host_memory, "free_memory_bytes", lambda: int(1e12))
-    with pytest.raises(ResourceError, match="smaller --pp-size"):
+    with pytest.raises(ResourceError, match="lower --pp-size"):
         host_memory.own_memory(replace(LIMITS, page_bytes=(1000, 0)), settings, Ranks(1000, 1000))
 
 
 def test_memory_for_less_than_a_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ResourceError, match="give it more"):
+    with pytest.raises(ResourceError, match="raise --hicache-size"):
         shapes(monkeypatch, hicache_ratio=0.01)

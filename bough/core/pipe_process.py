@@ -67,7 +67,7 @@ class PipeProcess:
 
 def answer_all(connection: Connection, answer: Callable[[bytes], bytes], more_bytes: int, timeout_s: float) -> None:
     """What such a process does with what strangers send, until the other end is closed: it gets so much memory
-    beyond what it occupies now. Who asks limits its time; a timer ends it where nobody waits any more."""
+    beyond what it occupies now. `PipeProcess.ask` limits its time; a timer ends it if its parent is gone."""
     os.nice(5)  # the model goes first
     with open("/proc/self/statm") as file:
         limit = int(file.read().split()[0]) * resource.getpagesize() + more_bytes

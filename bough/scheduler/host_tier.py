@@ -220,13 +220,13 @@ class TieredCache(PrefixCache):
             self.under_way.append(Transfer(self._executor.control(command), command, read, () if left else noted))
 
     def _evict(self, count: int) -> IntArray:
-        pages = self.tree.evict(count, self._leaves)
+        pages = self.tree.evict(count, self._before_eviction)
         while self._reading[pages].any():
             self._finish(self.under_way.popleft())
         return pages
 
-    def _leaves(self, leaf: Node) -> None:
-        """The device lets go of this leaf, which is none that is to be copied out if all of those were used later."""
+    def _before_eviction(self, leaf: Node) -> None:
+        """Copies out what this leaf may belong to. A leaf that was last used before all that is due is none of that."""
         if self._policy == "write_back":
             self._write([key_of(leaf)], beside=False)
         elif self._due and leaf.last_used >= min(used for *_, used in self._due):

@@ -1,4 +1,4 @@
-"""A process that answers `hello`, and keeps whoever says anything else waiting, with or without computing."""
+"""A process that sends messages back, but for three: `stop` and `pause` make it hang, `compute` makes it loop."""
 
 import os
 import signal
